@@ -41,11 +41,13 @@ from headway_operator.manifests.runtime_template import image_of, runtime_templa
 from headway_operator.manifests.service import client_service, replicas_service
 from headway_operator.manifests.service_account import gateway_service_account
 from headway_operator.spec import InferenceServiceSpec, Service
-from headway_operator.spec.batching import CPU_NUM_SEQS
 from headway_operator.spec.drain import drain_seconds
 from headway_operator.spec.safeguards import SAFEGUARDS
 from headway_operator.state import ChildKey, Manifest, Rendered, RevisionPin, Site
 
+# The default of sequences was once this on all devices: an API server keeps the defaults of its time in what
+# it stores, and a hash that had it would roll those services.
+UNHASHED_NUM_SEQS = 64
 # Parts of the spec that never reach a template, beside the lower ends of batching.
 LIVE_FIELDS = {"slo", "replicas", "scaling", "quality", "rollout", "gateway", "waiting", "suspend"}
 
@@ -166,13 +168,12 @@ def _safeguards(service: Service, site: Site) -> list[Manifest]:
 def hash_spec(spec: InferenceServiceSpec) -> str:
     """Hash of what the user wrote that shapes a template."""
     seqs, tokens = spec.batching.max_num_seqs, spec.batching.max_num_batched_tokens
-    # Put back to their defaults, which are left out, so that writing a lower end changes nothing. The default
-    # of sequences was once 64 everywhere, and an API server keeps the defaults of its time in what it stores.
+    # Put back to their defaults, which are left out, so that writing a lower end changes nothing.
     most = spec.highest_limits[0]
     batching = spec.batching.model_copy(
         update={
             "max_num_seqs": seqs.model_copy(
-                update={"min": type(seqs)().min, "max": None if most == CPU_NUM_SEQS else most}
+                update={"min": type(seqs)().min, "max": None if most == UNHASHED_NUM_SEQS else most}
             ),
             "max_num_batched_tokens": tokens.model_copy(update={"min": type(tokens)().min}),
         }
