@@ -231,6 +231,11 @@ class EngineConfig:
     overlap: bool | None = None
 
     @property
+    def gpu_envelope(self) -> Envelope:
+        """The device is known by now, and so is its envelope."""
+        return self.envelope
+
+    @property
     def overlaps_steps(self) -> bool:
         """Whether a step is launched while the one before it runs."""
         return self.device == "cuda" if self.overlap is None else self.overlap

@@ -21,6 +21,7 @@ from headway_runtime.config import (
     ParallelConfig,
     SpeculativeConfig,
 )
+from headway_runtime.engine_options import keyword_options
 from headway_runtime.errors import ModelLoadError
 from headway_runtime.parallel import wire
 from headway_runtime.parallel.agreement import agreed_words, difference
@@ -161,3 +162,10 @@ def test_a_hello_of_many_files_is_short_enough(words: Words, tmp_path: Path) -> 
     (tmp_path / "model.safetensors.index.json").write_text(f'{{"weight_map": {{{weight_map}}}}}')
     hello = wire.encode(Hello("node", 1, 1, 1, agreed=words(tmp_path)))
     assert len(hello) < wire.MOST_HELLO_BYTES
+
+
+def test_another_number_of_sequences_on_gpus_alone_is_named(checkpoint: Any) -> None:
+    """One node is told what is the default of CPUs, the other nothing."""
+    folder = checkpoint("llama").folder
+    said, unsaid = (agreed_words(keyword_options(folder, flags)) for flags in ({"max_num_seqs": 64}, {}))
+    assert (difference(said, unsaid) or "").startswith("its max_num_seqs (on a GPU) is 64, node 0's 256")

@@ -41,6 +41,8 @@ class EngineWords(Protocol):
     @property
     def envelope(self) -> Envelope: ...
     @property
+    def gpu_envelope(self) -> Envelope: ...
+    @property
     def weight_compression(self) -> str: ...
     @property
     def enable_prefix_caching(self) -> bool: ...
@@ -78,6 +80,7 @@ def agreed_words(engine: EngineWords) -> dict[str, object]:
         "kv_cache_memory_bytes": engine.kv_cache_memory_bytes,
         "kv_cache_dtype": engine.kv_cache_dtype,
         **asdict(engine.envelope),
+        "max_num_seqs (on a GPU)": engine.gpu_envelope.max_num_seqs,
         "weight_compression": engine.weight_compression,
         "enable_prefix_caching": engine.enable_prefix_caching,
         **_told_speculation(engine.speculative),
