@@ -1,8 +1,8 @@
 """Which replica takes a request, and who waits while none can: the gateway's rule, without its HTTP.
 
-The ready replica with the fewest requests in flight that a new one meets, which are not those that wait too
-late to be answered in time, where that is most of them; among equals the one picked longest ago; one that
-answered 503 moments ago after all others. A request that all refuse is answered 503. Where no replica is
+The ready replica with the fewest requests in flight that a new one meets, those without a first token
+counted several times; not counted are those that wait too late to be answered in time, where that is most of
+them. Among equals the one picked longest ago; one that answered 503 moments ago after all others. A request that all refuse is answered 503. Where no replica is
 ready a request waits, first in first out, until its deadline. How many may wait, and for how long, is the
 `spec.waiting` that the operator's plan tells (`routing`), and the gateway's defaults before it does.
 
@@ -94,6 +94,7 @@ class Gateway:
     def answered(self, pod: Pod, late_share: float) -> None:
         """A replica has sent an answer's head, which says what share of its requests waits too late."""
         self._counters["forwarded"] += 1
+        pod.num_unanswered -= 1
         pod.num_late = late_share * pod.in_flight if late_share > MOSTLY_LATE else 0.0
 
     def finished(self, number: int, now: float) -> Pod:
@@ -112,6 +113,7 @@ class Gateway:
         for number in numbers:
             del self._pod_of[number]
             pod.in_flight -= 1
+            pod.num_unanswered -= self._flights[number].ttft_seconds is None
             self._end(number, "lost", "rejected" if self._flights[number].ttft_seconds is None else "failed")
 
     def sample(self, now: float) -> GatewaySample:
@@ -152,6 +154,7 @@ class Gateway:
                 self._counters["retried"] += 1
             if self._send(pod, number, now):
                 pod.in_flight += 1
+                pod.num_unanswered += 1
                 self._pod_of[number] = pod
                 if self._rule == "prefix-aware":
                     self._given.setdefault(pod, set()).update(_blocks(self._flights[number].arrival))
@@ -171,7 +174,7 @@ class Gateway:
         known = {pod: self._num_known(pod, blocks) for pod in ready if now >= pod.busy_until}
         best = max(known, key=lambda one: (known[one], -one.load), default=least)
         is_worth_it = known.get(best, 0) >= LEAST_SHARE * len(blocks)
-        return best if is_worth_it and best.load <= least.load + MOST_LEAD else least
+        return best if is_worth_it and best.num_met <= least.num_met + MOST_LEAD else least
 
     def _num_known(self, pod: Pod, blocks: Sequence[Block]) -> int:
         given = self._given.get(pod, set())

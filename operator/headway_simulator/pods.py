@@ -29,12 +29,15 @@ Later = Callable[[float, Callable[[float], None]], None]
 
 # A replica that was told to stop exits once nothing is in flight and nothing has come for so long.
 QUIET_SECONDS = 1.0
+# As the gateway's: requests without a first token count as so many more.
+UNANSWERED_WEIGHT = 8.0
 
 
 @dataclass(slots=True, eq=False)
 class Pod:
     """One replica. in_flight: requests that the gateway has given it and that have not ended. num_late: of
     these, by its latest answer, those that wait too late to be answered in time, where they are most.
+    num_unanswered: of these, those without a first token.
 
     busy_until, last_picked: the gateway's. event_at: when its engine is next woken.
     """
@@ -49,14 +52,20 @@ class Pod:
     engine: SimulatedEngine | None = None
     in_flight: int = 0
     num_late: float = 0.0
+    num_unanswered: int = 0
     busy_until: float = 0.0
     last_picked: int = 0
     event_at: float | None = None
 
     @property
-    def load(self) -> float:
+    def num_met(self) -> float:
         """Requests that a new one meets there."""
         return max(0.0, self.in_flight - self.num_late)
+
+    @property
+    def load(self) -> float:
+        """The same, as the gateway weighs them."""
+        return self.num_met + UNANSWERED_WEIGHT * max(0.0, self.num_unanswered - self.num_late)
 
     def as_replica(self, revision: str) -> Replica:
         """As the cluster reports it."""

@@ -6,6 +6,9 @@ from typing import Literal
 # ready: takes new requests. draining: finishes what it has. unready: known, but not serving (yet).
 BackendState = Literal["ready", "draining", "unready"]
 
+# A request of whose answer nothing has come holds up a new one as much as so many more that are being answered.
+UNANSWERED_WEIGHT = 8.0
+
 
 @dataclass(frozen=True, slots=True)
 class BackendEntry:
@@ -25,7 +28,7 @@ class Backend:
     there is another choice.
 
     num_late: of those in flight, by its latest answer, requests that wait too late to be answered in time; 0
-    where these are not most.
+    where these are not most. num_unanswered: of those in flight, requests of whose answer nothing has come.
     """
 
     id: str
@@ -34,6 +37,7 @@ class Backend:
     revision: str = ""
     in_flight: int = 0
     num_late: float = 0.0
+    num_unanswered: int = 0
     last_picked: int = 0
     busy_until: float = 0.0
     is_suspect: bool = False
@@ -43,5 +47,7 @@ class Backend:
 
     @property
     def load(self) -> float:
-        """Requests that a new one meets there: it overtakes the late."""
-        return max(0.0, self.in_flight - self.num_late)
+        """Requests that a new one meets there: it overtakes the late, and waits for whose prompts are not
+        computed."""
+        met, ahead = self.in_flight - self.num_late, self.num_unanswered - self.num_late
+        return max(0.0, met) + UNANSWERED_WEIGHT * max(0.0, ahead)

@@ -1,9 +1,11 @@
 """Which replica takes the next request, and who waits while none can; owns the counts in flight.
 
 The rule: of the ready backends, the one with the fewest requests of this gateway in flight that a new one
-meets; among equals the one picked longest ago, so that a new backend is first in line. Those that wait too
-late to be answered in time let others pass, so where most do they are not met: replicas say their share with
-each answer.
+meets, those counted several times of whose answer nothing has come: what decodes hardly holds up a new
+prompt, other prompts do, and a new backend would else be given one after another until it has as many
+requests as all others. Among equals it is the one picked longest ago, so that a new backend is first in line.
+Requests that wait too late to be answered in time let others pass, so where most do they are not met:
+replicas say their share with each answer.
 A backend that answered 503 moments ago comes after all others. One that could not be reached is left alone
 for a while (0.1 s, doubled up to 2 s), then tried with a single request; it is back for all as soon as a
 connection is made. While the operator gives revisions shares of the requests, the revision is chosen first
@@ -42,12 +44,13 @@ DEFAULT_WAITING_TIMEOUT_SECONDS = 30.0
 class Lease:
     """The right to send one request to one backend; counted in flight until it is left."""
 
-    __slots__ = ("_is_open", "_is_probe", "_pool", "backend")
+    __slots__ = ("_is_answered", "_is_open", "_is_probe", "_pool", "backend")
 
     def __init__(self, pool: "BackendPool", backend: Backend, *, is_probe: bool) -> None:
         self.backend = backend
         self._pool = pool
         self._is_probe = is_probe
+        self._is_answered = False
         self._is_open = True
 
     def __enter__(self) -> "Lease":
@@ -79,6 +82,12 @@ class Lease:
         """
         self.backend.num_late = share * self.backend.in_flight if share > MOSTLY_LATE else 0.0
 
+    def mark_answered(self) -> None:
+        """The first piece of its answer is here."""
+        if self._is_open and not self._is_answered:
+            self._is_answered = True
+            self.backend.num_unanswered -= 1
+
     def mark_busy(self) -> None:
         """It answered 503: prefer others for a moment."""
         self.backend.busy_until = asyncio.get_running_loop().time() + BUSY_SECONDS
@@ -87,6 +96,7 @@ class Lease:
         """The request is over, however it ended."""
         if not self._is_open:
             return
+        self.mark_answered()
         self._is_open = False
         self._pool.take_back(self.backend)
         if self._is_probe:
@@ -320,6 +330,7 @@ class BackendPool:
         self._num_picks += 1
         best.last_picked = self._num_picks
         best.in_flight += 1
+        best.num_unanswered += 1
         self._num_in_flight += 1
         best.is_probed = best.is_suspect
         return Lease(self, best, is_probe=best.is_probed)

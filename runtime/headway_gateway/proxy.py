@@ -158,6 +158,7 @@ class Proxy:
                             lease.mark_late_share(late_share)
                         exchange.head_at = asyncio.get_running_loop().time()
                         await exchange.relay.await_first(upstream)
+                        lease.mark_answered()
                         return await self._relay(exchange, upstream, lease.backend.revision)
                 except ReplicaDiedError as error:
                     self._note_death(exchange, lease, error)

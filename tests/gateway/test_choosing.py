@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 
-from headway_gateway.backend import BackendEntry
+from headway_gateway.backend import UNANSWERED_WEIGHT, Backend, BackendEntry
 from headway_gateway.errors import AnswerError
 from headway_gateway.pool import BackendPool, Lease
+from headway_simulator import pods
 
 if TYPE_CHECKING:
     from tests.gateway.conftest import StartGateway, StartReplica
@@ -70,10 +71,58 @@ async def test_a_new_backend_takes_requests_until_it_is_as_loaded_as_the_others(
     assert [(await take(pool)).backend.id for _ in range(6)] == ["new", "new", "new", "new", "old", "new"]
 
 
+async def test_a_new_backend_is_not_given_prompts_faster_than_it_answers_them() -> None:
+    pool = pool_of("old")
+    for _ in range(72):
+        (await take(pool)).mark_answered()
+    pool.update(ready("old", "new"))
+    first = [await take(pool) for _ in range(10)]
+    # Eight prompts stand for as many requests as the old one answers.
+    assert [lease.backend.id for lease in first] == [*["new"] * 8, "old", "new"]
+    for lease in first:
+        lease.mark_answered()
+    assert {(await take(pool)).backend.id for _ in range(6)} == {"new"}
+
+
+def test_the_simulator_counts_as_the_gateway_does() -> None:
+    assert pods.UNANSWERED_WEIGHT == UNANSWERED_WEIGHT
+    pod, backend = pods.Pod("a", 0.0), Backend("a", "http://a:1", "ready")
+    for in_flight, num_unanswered, num_late in ((0, 0, 0.0), (7, 2, 0.0), (7, 5, 4.0), (7, 2, 4.5), (5, 5, 6.0)):
+        for one in (pod, backend):
+            one.in_flight, one.num_unanswered, one.num_late = in_flight, num_unanswered, num_late
+        assert pod.load == backend.load
+
+
+async def test_one_that_has_a_prompt_to_compute_comes_after_one_that_answers_a_few_more() -> None:
+    pool = pool_of("a", "b")
+    leases = [await take(pool) for _ in range(8)]
+    for lease in leases:
+        lease.mark_answered()
+        lease.mark_answered()  # twice is once
+    next(lease for lease in leases if lease.backend.id == "a").release()
+    assert (await take(pool)).backend.id == "a"
+    # Now both have four, of which "a" has yet to begin with one.
+    assert [(await take(pool)).backend.id for _ in range(2)] == ["b", "a"]
+    assert [backend.num_unanswered for backend in pool.backends] == [2, 1]
+
+
+async def test_a_request_that_ends_without_an_answer_is_not_awaited_any_more() -> None:
+    pool = pool_of("a")
+    leases = [await take(pool) for _ in range(3)]
+    leases[0].mark_answered()
+    for lease in leases:
+        lease.release()
+        lease.mark_answered()
+    (backend,) = pool.backends
+    assert (backend.num_unanswered, backend.load) == (0, 0.0)
+
+
 async def test_requests_that_let_others_pass_are_not_counted() -> None:
     pool = pool_of("a", "b")
     leases = [await take(pool) for _ in range(20)]
     next(one for one in leases if one.backend.id == "a").mark_late_share(0.8)
+    for lease in leases:
+        lease.mark_answered()
     # Two of the ten at "a" are met by a new one, and all that come now.
     assert Counter([(await take(pool)).backend.id for _ in range(10)]) == {"a": 9, "b": 1}
     next(one for one in leases if one.backend.id == "a").mark_late_share(0.5)
@@ -84,6 +133,8 @@ async def test_what_was_late_is_forgotten_with_the_requests_and_with_the_replica
     pool = pool_of("a")
     leases = [await take(pool) for _ in range(10)]
     (backend,) = pool.backends
+    for lease in leases:
+        lease.mark_answered()
     leases[0].mark_late_share(0.8)
     for lease in leases[:5]:
         lease.release()

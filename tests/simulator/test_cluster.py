@@ -252,6 +252,21 @@ def test_the_least_loaded_replica_takes_the_next_request(build: Any) -> None:
     assert max(received) - min(received) <= 1
 
 
+def test_a_new_replica_is_not_given_prompts_faster_than_it_computes_them(build: Any) -> None:
+    """Four answer some fifteen each when the fifth one is ready, and all prompts are more than one can compute."""
+    load = even(1350, 75.0, prompt=500, output=100)
+    seen: list[Any] = []
+    setting = build.setting(cold_start_seconds=10.0, initial_replicas=4)
+    run = Simulation(load, setting, scripted({0: 4, 30: 5}, seen)).result()
+    before, joining = (
+        [one.ttft_seconds or 0.0 for one in run.flights if 0.0 <= one.arrived_at - start < 5.0]
+        for start in (BEGIN_SECONDS + 33.0, BEGIN_SECONDS + 40.0)
+    )
+    samples = [sample for at, sample, _ in seen if 35.0 <= at < 40.0]
+    assert min(sum(one.running for one in sample.replicas.values()) for sample in samples) >= 50
+    assert max(joining) < 1.3 * max(before)
+
+
 def conversations(build: Any) -> Trace:
     """Five users, each with a long beginning of its own, who ask in turn."""
     arrivals = tuple(

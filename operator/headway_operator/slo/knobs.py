@@ -13,8 +13,9 @@
 | KV memory nearly used, or preempting                             | none is raised                     |
 
 With a model of steps the limits are its best feasible ones (`capacity`), gone to at once and looked at again
-every TUNING_SECONDS; the table then only trims them, by RAISE and LOWERING within LEAST_TRIM and MOST_TRIM,
-and not while replicas are too few, which no limit mends. So a missed TPOT can never starve prompts of tokens.
+every TUNING_SECONDS: small differences are left alone, but where all places are taken and there should be
+more. The table then only trims them, by RAISE and LOWERING within LEAST_TRIM and MOST_TRIM, and not while
+replicas are too few, which no limit mends. So a missed TPOT can never starve prompts of tokens.
 Under more load than can be served no more sequences may run than keep TPOT with all places taken: those who
 are late yield, so whoever is let in is served as promised.
 Without a model the table moves them by symptoms alone.
@@ -38,7 +39,7 @@ UNMODELLED_LOWERING = 0.7
 LEAST_BUDGET_SHARE = 0.25
 
 TUNING_SECONDS = 15.0
-# A difference that is worth a change while nothing is wrong.
+# A difference that is worth a change while nothing is wrong; more places are where all are taken.
 WORTHWHILE = 0.2
 RAISE, LOWERING = 1.05, 0.8
 LEAST_TRIM, MOST_TRIM = 0.8, 1.2
@@ -86,7 +87,8 @@ def _towards_best(situation: Situation, found: Sizing) -> Move | None:
     places, why = _places(situation, found)
     new = _trimmed_best(situation, found, places, trims)
     is_beyond = _is_lowered(found, places) and new.max_num_seqs < limits.max_num_seqs
-    is_trimmed = not is_beyond and not _differs(new, limits)
+    is_short = situation.is_full and new.max_num_seqs > limits.max_num_seqs
+    is_trimmed = not is_beyond and not is_short and not _differs(new, limits)
     if is_trimmed:
         trims, why = _trimmed(situation, found, places), "trimmed for what is measured"
         new = _trimmed_best(situation, found, places, trims)
