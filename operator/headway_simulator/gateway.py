@@ -2,9 +2,10 @@
 
 The ready replica with the fewest requests in flight that a new one meets, those without a first token
 counted several times; not counted are those that wait too late to be answered in time, where that is most of
-them. Among equals the one picked longest ago; one that answered 503 moments ago after all others. A request that all refuse is answered 503. Where no replica is
-ready a request waits, first in first out, until its deadline. How many may wait, and for how long, is the
-`spec.waiting` that the operator's plan tells (`routing`), and the gateway's defaults before it does.
+them. Among equals the one picked longest ago; one that answered 503 moments ago after all others. A request
+that all refuse is answered 503. Where no replica is ready a request waits, first in first out, until its
+deadline. How many may wait, and for how long, is the `spec.waiting` that the operator's plan tells
+(`routing`), and the gateway's defaults before it does.
 
 Prefix-aware: the replica that was given the longest known beginning of the prompt, if that is at least
 LEAST_SHARE of it, and while it has no more than MOST_LEAD requests in flight beyond the least loaded; else as

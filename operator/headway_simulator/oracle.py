@@ -176,7 +176,7 @@ class _Search:
         highest, bounded = self._target.highest, self._target.bound_limits
         chosen, best = highest, (self._most() + 1, 0)
         for index, tokens in enumerate(token_candidates(model, self._target)):
-            self.limits = bounded(replace(highest, max_num_batched_tokens=tokens))
+            self.limits = self._target.with_token_budget(tokens)
             found = self._fewest(busiest, best[0] if index else None)
             if found < best:
                 chosen, best = self.limits, found
@@ -184,7 +184,8 @@ class _Search:
         fewer.add(guessed_batch(model, self._target))
         for seqs in sorted(fewer, reverse=True):
             self.limits = bounded(replace(chosen, max_num_seqs=seqs))
-            if best[0] > self._target.min_replicas and self.limits != chosen:
+            is_other = self.limits.max_num_seqs < chosen.max_num_seqs
+            if best[0] > self._target.min_replicas and is_other:
                 found = self._fewest(busiest, best[0] - 1)
                 if found[1] <= self._may_miss(busiest):
                     chosen, best = self.limits, found

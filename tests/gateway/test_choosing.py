@@ -87,7 +87,13 @@ async def test_a_new_backend_is_not_given_prompts_faster_than_it_answers_them() 
 def test_the_simulator_counts_as_the_gateway_does() -> None:
     assert pods.UNANSWERED_WEIGHT == UNANSWERED_WEIGHT
     pod, backend = pods.Pod("a", 0.0), Backend("a", "http://a:1", "ready")
-    for in_flight, num_unanswered, num_late in ((0, 0, 0.0), (7, 2, 0.0), (7, 5, 4.0), (7, 2, 4.5), (5, 5, 6.0)):
+    for in_flight, num_unanswered, num_late in (
+        (0, 0, 0.0),
+        (7, 2, 0.0),
+        (7, 5, 4.0),
+        (7, 2, 4.5),
+        (5, 5, 6.0),
+    ):
         for one in (pod, backend):
             one.in_flight, one.num_unanswered, one.num_late = in_flight, num_unanswered, num_late
         assert pod.load == backend.load

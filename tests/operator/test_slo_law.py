@@ -266,6 +266,25 @@ def test_trims_go_back_while_nothing_is_wrong(fleet: Fleet) -> None:
     assert decision.limits.max_num_batched_tokens == round(2048 * 0.84)
 
 
+@pytest.mark.parametrize(
+    ("running", "waiting", "limit", "want"),
+    [
+        pytest.param(29, 3, 29, 33, id="all are taken"),
+        pytest.param(20, 0, 29, 29, id="some are left"),
+        pytest.param(37, 3, 37, 37, id="all are taken, and there should be fewer"),
+        pytest.param(29, 3, 33, 33, id="there are as many as there should be"),
+    ],
+)
+def test_a_few_more_places_are_worth_a_change_where_all_are_taken(
+    fleet: Fleet, running: int, waiting: int, limit: int, want: int
+) -> None:
+    fleet.gauges |= {"running": running, "waiting": waiting, "limits": Limits(limit, 2048)}
+    fleet.memory = replace(fleet.memory, limits=Limits(limit, 2048))
+    decision, _ = fleet.decide()
+    assert decision.limits.max_num_seqs == want
+    assert decision.cause == ("RaisedBatchLimit" if want > limit else "Steady")
+
+
 def test_limits_are_looked_at_again_after_fifteen_seconds(fleet: Fleet) -> None:
     fleet.memory = replace(fleet.memory, limits=Limits(8, 256), limits_changed_at=NOW - 14)
     assert fleet.decide()[0].limits == Limits(8, 256)

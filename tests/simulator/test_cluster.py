@@ -253,7 +253,7 @@ def test_the_least_loaded_replica_takes_the_next_request(build: Any) -> None:
 
 
 def test_a_new_replica_is_not_given_prompts_faster_than_it_computes_them(build: Any) -> None:
-    """Four answer some fifteen each when the fifth one is ready, and all prompts are more than one can compute."""
+    """Four answer some fifteen each when the fifth one is ready; one could not compute all prompts."""
     load = even(1350, 75.0, prompt=500, output=100)
     seen: list[Any] = []
     setting = build.setting(cold_start_seconds=10.0, initial_replicas=4)

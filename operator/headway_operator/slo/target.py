@@ -54,6 +54,11 @@ class Target:
         tokens = max(lowest_tokens, min(self.highest.max_num_batched_tokens, limits.max_num_batched_tokens))
         return Limits(seqs, tokens)
 
+    def with_token_budget(self, tokens: int) -> Limits:
+        """The allowed limits with the budget that is nearest to this, and as many sequences as it has room
+        for."""
+        return self.bound_limits(Limits(min(self.highest.max_num_seqs, tokens), tokens))
+
 
 def target_of(spec: InferenceServiceSpec, start_seconds: float = 0.0) -> Target:
     """Read the promise and the bounds from a spec. start_seconds: what a replica takes to start, if known."""
