@@ -28,7 +28,8 @@ class Backend:
     there is another choice.
 
     num_late: of those in flight, by its latest answer, requests that wait too late to be answered in time; 0
-    where these are not most. num_unanswered: of those in flight, requests of whose answer nothing has come.
+    where these are not most. num_unanswered: of those in flight, requests whose answer is to be
+    streamed and of which nothing has come.
     """
 
     id: str

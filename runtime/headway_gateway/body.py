@@ -1,10 +1,19 @@
 """Reads a request's body whole, within a size and a time, so that it can be sent more than once."""
 
 import asyncio
+import re
 
 from aiohttp import HttpVersion11, web
 
 from headway_gateway.errors import BodyError
+
+# A name in JSON, and not within a text, where its quotation marks would be escaped.
+_STREAM = re.compile(rb'(?<!\\)"stream"\s*:\s*true\b')
+
+
+def asks_for_stream(body: bytes | None) -> bool:
+    """Whether the answer is to come token by token, as far as a look at the JSON tells."""
+    return body is not None and _STREAM.search(body) is not None
 
 
 async def read_body(request: web.BaseRequest, *, max_bytes: int, timeout_seconds: float) -> bytes | None:

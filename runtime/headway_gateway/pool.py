@@ -1,9 +1,10 @@
 """Which replica takes the next request, and who waits while none can; owns the counts in flight.
 
 The rule: of the ready backends, the one with the fewest requests of this gateway in flight that a new one
-meets, those counted several times of whose answer nothing has come: what decodes hardly holds up a new
-prompt, other prompts do, and a new backend would else be given one after another until it has as many
-requests as all others. Among equals it is the one picked longest ago, so that a new backend is first in line.
+meets, those counted several times that are to be streamed and of whose answer nothing has come: what decodes
+hardly holds up a new prompt, other prompts do, and a new backend would else be given one after another until
+it has as many requests as all others. Among equals it is the one picked longest ago, so that a new backend is
+first in line. (Of an answer in one piece nobody knows when it began, so it counts once.)
 Requests that wait too late to be answered in time let others pass, so where most do they are not met:
 replicas say their share with each answer.
 A backend that answered 503 moments ago comes after all others. One that could not be reached is left alone
@@ -50,7 +51,7 @@ class Lease:
         self.backend = backend
         self._pool = pool
         self._is_probe = is_probe
-        self._is_answered = False
+        self._is_answered = True
         self._is_open = True
 
     def __enter__(self) -> "Lease":
@@ -82,9 +83,15 @@ class Lease:
         """
         self.backend.num_late = share * self.backend.in_flight if share > MOSTLY_LATE else 0.0
 
+    def mark_unanswered(self) -> None:
+        """Its answer is streamed, so that the first piece of it will say that its prompt is computed."""
+        if self._is_open and self._is_answered:
+            self._is_answered = False
+            self.backend.num_unanswered += 1
+
     def mark_answered(self) -> None:
         """The first piece of its answer is here."""
-        if self._is_open and not self._is_answered:
+        if not self._is_answered:
             self._is_answered = True
             self.backend.num_unanswered -= 1
 
@@ -330,7 +337,6 @@ class BackendPool:
         self._num_picks += 1
         best.last_picked = self._num_picks
         best.in_flight += 1
-        best.num_unanswered += 1
         self._num_in_flight += 1
         best.is_probed = best.is_suspect
         return Lease(self, best, is_probe=best.is_probed)

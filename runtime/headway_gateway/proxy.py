@@ -21,7 +21,7 @@ from aiohttp import web
 
 from headway_gateway import headers, replies
 from headway_gateway.backend import Backend
-from headway_gateway.body import read_body
+from headway_gateway.body import asks_for_stream, read_body
 from headway_gateway.config import GatewayConfig
 from headway_gateway.counters import Counters, End
 from headway_gateway.error_codes import GatewayCode
@@ -135,6 +135,7 @@ class Proxy:
         return response
 
     async def _forward(self, exchange: Exchange) -> web.StreamResponse:
+        is_streamed = asks_for_stream(exchange.body)
         while True:
             lease = await self._pool.acquire(
                 refused_by=exchange.refused_by,
@@ -144,6 +145,8 @@ class Proxy:
             if lease is None:
                 return self._pass_on_refusal(exchange)
             with lease:
+                if is_streamed:
+                    lease.mark_unanswered()
                 try:
                     upstream = await self._send(exchange, lease)
                     if upstream is None:

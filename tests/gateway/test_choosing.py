@@ -71,17 +71,23 @@ async def test_a_new_backend_takes_requests_until_it_is_as_loaded_as_the_others(
     assert [(await take(pool)).backend.id for _ in range(6)] == ["new", "new", "new", "new", "old", "new"]
 
 
+async def stream(pool: BackendPool) -> Lease:
+    lease = await take(pool)
+    lease.mark_unanswered()
+    return lease
+
+
 async def test_a_new_backend_is_not_given_prompts_faster_than_it_answers_them() -> None:
     pool = pool_of("old")
     for _ in range(72):
-        (await take(pool)).mark_answered()
+        (await stream(pool)).mark_answered()
     pool.update(ready("old", "new"))
-    first = [await take(pool) for _ in range(10)]
+    first = [await stream(pool) for _ in range(10)]
     # Eight prompts stand for as many requests as the old one answers.
     assert [lease.backend.id for lease in first] == [*["new"] * 8, "old", "new"]
     for lease in first:
         lease.mark_answered()
-    assert {(await take(pool)).backend.id for _ in range(6)} == {"new"}
+    assert {(await stream(pool)).backend.id for _ in range(6)} == {"new"}
 
 
 def test_the_simulator_counts_as_the_gateway_does() -> None:
@@ -101,24 +107,25 @@ def test_the_simulator_counts_as_the_gateway_does() -> None:
 
 async def test_one_that_has_a_prompt_to_compute_comes_after_one_that_answers_a_few_more() -> None:
     pool = pool_of("a", "b")
-    leases = [await take(pool) for _ in range(8)]
+    leases = [await stream(pool) for _ in range(8)]
     for lease in leases:
         lease.mark_answered()
         lease.mark_answered()  # twice is once
     next(lease for lease in leases if lease.backend.id == "a").release()
-    assert (await take(pool)).backend.id == "a"
+    assert (await stream(pool)).backend.id == "a"
     # Now both have four, of which "a" has yet to begin with one.
-    assert [(await take(pool)).backend.id for _ in range(2)] == ["b", "a"]
+    assert [(await stream(pool)).backend.id for _ in range(2)] == ["b", "a"]
     assert [backend.num_unanswered for backend in pool.backends] == [2, 1]
 
 
 async def test_a_request_that_ends_without_an_answer_is_not_awaited_any_more() -> None:
     pool = pool_of("a")
-    leases = [await take(pool) for _ in range(3)]
+    leases = [await stream(pool) for _ in range(3)]
     leases[0].mark_answered()
     for lease in leases:
         lease.release()
         lease.mark_answered()
+        lease.mark_unanswered()
     (backend,) = pool.backends
     assert (backend.num_unanswered, backend.load) == (0, 0.0)
 
@@ -127,8 +134,6 @@ async def test_requests_that_let_others_pass_are_not_counted() -> None:
     pool = pool_of("a", "b")
     leases = [await take(pool) for _ in range(20)]
     next(one for one in leases if one.backend.id == "a").mark_late_share(0.8)
-    for lease in leases:
-        lease.mark_answered()
     # Two of the ten at "a" are met by a new one, and all that come now.
     assert Counter([(await take(pool)).backend.id for _ in range(10)]) == {"a": 9, "b": 1}
     next(one for one in leases if one.backend.id == "a").mark_late_share(0.5)
@@ -139,8 +144,6 @@ async def test_what_was_late_is_forgotten_with_the_requests_and_with_the_replica
     pool = pool_of("a")
     leases = [await take(pool) for _ in range(10)]
     (backend,) = pool.backends
-    for lease in leases:
-        lease.mark_answered()
     leases[0].mark_late_share(0.8)
     for lease in leases[:5]:
         lease.release()

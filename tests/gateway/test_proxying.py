@@ -51,6 +51,40 @@ async def test_each_streamed_piece_arrives_before_the_next_is_sent(
 
 
 @pytest.mark.parametrize(
+    ("body", "want"),
+    [
+        pytest.param(b'{"stream": true, "prompt": "hi"}', 1, id="a stream"),
+        pytest.param(b'{"prompt":"hi","stream" :\n true}', 1, id="a stream, written otherwise"),
+        pytest.param(b'{"prompt": "hi"}', 0, id="one piece"),
+        pytest.param(b'{"stream": false, "stream_options": {"include_usage": true}}', 0, id="no stream"),
+        pytest.param(b'{"prompt": "say {\\"stream\\": true}"}', 0, id="a text that says so"),
+    ],
+)
+async def test_a_stream_is_awaited_until_its_first_piece_has_come(
+    start_replica: StartReplica,
+    start_gateway: StartGateway,
+    client: aiohttp.ClientSession,
+    body: bytes,
+    want: int,
+) -> None:
+    replica = await start_replica("a")
+    replica.streams_by_hand()
+    gateway = await start_gateway(replica)
+    request = asyncio.create_task(client.post(f"{gateway.url}/v1/completions", data=body))
+    stream = await replica.next_stream()
+    (backend,) = gateway.application.pool.backends
+    assert (backend.in_flight, backend.num_unanswered) == (1, want)
+    await stream.head()
+    await stream.send("data: 0\n\n")
+    async with await request as response:
+        assert await response.content.readany() == b"data: 0\n\n"
+        assert (backend.in_flight, backend.num_unanswered) == (1, 0)
+        await stream.end()
+    await gateway.until(lambda: backend.in_flight == 0)
+    assert backend.num_unanswered == 0
+
+
+@pytest.mark.parametrize(
     ("said", "want"),
     [
         pytest.param("0.750", 0.75, id="most"),
