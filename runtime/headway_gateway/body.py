@@ -7,13 +7,18 @@ from aiohttp import HttpVersion11, web
 
 from headway_gateway.errors import BodyError
 
+_NAME = b'"stream"'
 # A name in JSON, and not within a text, where its quotation marks would be escaped.
 _STREAM = re.compile(rb'(?<!\\)"stream"\s*:\s*true\b')
 
 
-def asks_for_stream(body: bytes | None) -> bool:
+def asks_for_stream(body: bytes) -> bool:
     """Whether the answer is to come token by token, as far as a look at the JSON tells."""
-    return body is not None and _STREAM.search(body) is not None
+    # A body may have megabytes, which the expression alone would take a fifth of a second for.
+    at = body.find(_NAME)
+    while at >= 0 and not _STREAM.match(body, at):
+        at = body.find(_NAME, at + 1)
+    return at >= 0
 
 
 async def read_body(request: web.BaseRequest, *, max_bytes: int, timeout_seconds: float) -> bytes | None:

@@ -135,7 +135,7 @@ class Proxy:
         return response
 
     async def _forward(self, exchange: Exchange) -> web.StreamResponse:
-        is_streamed = asks_for_stream(exchange.body)
+        is_streamed = asks_for_stream(exchange.body or b"")
         while True:
             lease = await self._pool.acquire(
                 refused_by=exchange.refused_by,
