@@ -6,7 +6,7 @@ from typing import Literal
 # ready: takes new requests. draining: finishes what it has. unready: known, but not serving (yet).
 BackendState = Literal["ready", "draining", "unready"]
 
-# A request of whose answer nothing has come holds up a new one as much as so many that are being answered.
+# A stream of which nothing has come counts as so many more requests: it holds up a new one as much as these.
 UNANSWERED_WEIGHT = 8.0
 
 
