@@ -45,13 +45,13 @@ DEFAULT_WAITING_TIMEOUT_SECONDS = 30.0
 class Lease:
     """The right to send one request to one backend; counted in flight until it is left."""
 
-    __slots__ = ("_is_answered", "_is_open", "_is_probe", "_pool", "backend")
+    __slots__ = ("_is_awaited", "_is_open", "_is_probe", "_pool", "backend")
 
     def __init__(self, pool: "BackendPool", backend: Backend, *, is_probe: bool) -> None:
         self.backend = backend
         self._pool = pool
         self._is_probe = is_probe
-        self._is_answered = True
+        self._is_awaited = False
         self._is_open = True
 
     def __enter__(self) -> "Lease":
@@ -85,14 +85,14 @@ class Lease:
 
     def mark_unanswered(self) -> None:
         """Its answer is streamed, so that the first piece of it will say that its prompt is computed."""
-        if self._is_open and self._is_answered:
-            self._is_answered = False
+        if self._is_open and not self._is_awaited:
+            self._is_awaited = True
             self.backend.num_unanswered += 1
 
     def mark_answered(self) -> None:
         """The first piece of its answer is here."""
-        if not self._is_answered:
-            self._is_answered = True
+        if self._is_awaited:
+            self._is_awaited = False
             self.backend.num_unanswered -= 1
 
     def mark_busy(self) -> None:
