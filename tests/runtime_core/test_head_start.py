@@ -107,14 +107,24 @@ def test_files_are_read_ahead(tmp_path: Path) -> None:
     drop(path)
     if cached_bytes(path) > MEGABYTE:
         pytest.skip("this file system keeps its files in memory")
-    for name in ("consolidated.safetensors", "other.bin"):
-        (tmp_path / name).write_bytes(path.read_bytes())
-        drop(tmp_path / name)
-    drop(path)
     head_start.read_ahead(tmp_path)
     until(lambda: cached_bytes(path) == 8 * MEGABYTE)
-    assert cached_bytes(tmp_path / "consolidated.safetensors") < MEGABYTE
     head_start.read_ahead(tmp_path / "missing")
+
+
+@on_linux
+def test_no_other_files_are_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("model.safetensors", "consolidated.safetensors", "other.bin"):
+        (tmp_path / name).write_bytes(b"weights")
+    read = []
+
+    def advise(file: int, offset: int, length: int, advice: int) -> None:
+        assert (offset, length, advice) == (0, 0, os.POSIX_FADV_WILLNEED)
+        read.append(Path(os.readlink(f"/proc/self/fd/{file}")).name)
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    head_start.read_ahead(tmp_path)
+    assert read == ["model.safetensors"]
 
 
 def drop(path: Path) -> None:
