@@ -7,6 +7,7 @@ The file is read again at every pass, so that saving an edit does what `kubectl 
 """
 
 import asyncio
+import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -33,6 +34,7 @@ from headway_operator.yaml_file import read_documents
 
 DEFAULT_PORT = 8000
 DEFAULT_INTERVAL_SECONDS = 2.0
+NVIDIA_DRIVER = Path("/proc/driver/nvidia")
 CACHE_REMEDY = (
     "this machine keeps what it has fetched for every service by itself: write the source of the ModelCache "
     "in place of cache://NAME"
@@ -153,7 +155,7 @@ class LocalService:
         self._config_maps.clear()
         self._config_maps.update(file.config_maps)
         metadata = {**file.service["metadata"], "generation": self._generation}
-        return {**file.service, "metadata": metadata, "status": self.cluster.status}
+        return {**_with_seen_gpus(file.service), "metadata": metadata, "status": self.cluster.status}
 
     def _see(self, outcome: Outcome) -> None:
         if self._changes is not None:
@@ -199,6 +201,19 @@ def _parsed(manifest: Manifest) -> Service:
     if names := caches_used(service.spec):
         raise SpecError("spec", f"names cache://{names[0]}, which a cluster needs; {CACHE_REMEDY}")
     return service
+
+
+def _with_seen_gpus(manifest: Manifest) -> Manifest:
+    """A pod sees the GPUs that it asks for, a process all: where there are any it counts as one that asks."""
+    spec = parse(manifest).spec
+    if spec.device != "auto" or spec.has_gpu or not _sees_gpus():
+        return manifest
+    return {**manifest, "spec": {**manifest["spec"], "gpu": {}}}
+
+
+def _sees_gpus() -> bool:
+    """Whether processes of this machine that may choose will compute on GPUs."""
+    return NVIDIA_DRIVER.exists() and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
 
 
 def _revision(status: Mapping[str, Any]) -> str:
