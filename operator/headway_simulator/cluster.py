@@ -198,7 +198,8 @@ class Simulation(Generic[AnyMemory]):
         pod.event_at = None
         emitted = engine.wake()
         for name, ttft_seconds in emitted.first:
-            self._gateway.answered(pod, engine.scheduler.late_share)
+            scheduler = engine.scheduler
+            self._gateway.answered(pod, scheduler.late_share, scheduler.limits.max_num_seqs)
             self.run.flights[int(name)].ttft_seconds = ttft_seconds
         for name, tpot_seconds in emitted.ended:
             self.run.flights[int(name)].tpot_seconds = tpot_seconds

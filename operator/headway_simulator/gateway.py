@@ -2,7 +2,8 @@
 
 The ready replica with the fewest requests in flight that a new one meets, those without a first token
 counted several times; not counted are those that wait too late to be answered in time, where that is most of
-them. Among equals the one picked longest ago; one that answered 503 moments ago after all others. A request
+them. One that has as many as it computes at once comes after those that have not, and all count once there.
+Among equals the one picked longest ago; one that answered 503 moments ago after all others. A request
 that all refuse is answered 503. Where no replica is ready a request waits, first in first out, until its
 deadline. How many may wait, and for how long, is the `spec.waiting` that the operator's plan tells
 (`routing`), and the gateway's defaults before it does.
@@ -92,10 +93,12 @@ class Gateway:
                 return
             del self._held[number]
 
-    def answered(self, pod: Pod, late_share: float) -> None:
-        """A replica has sent an answer's head, which says what share of its requests waits too late."""
+    def answered(self, pod: Pod, late_share: float, max_num_seqs: int) -> None:
+        """A replica has sent an answer's head, which says what share of its requests waits too late, and how
+        many it computes at once."""
         self._counters["forwarded"] += 1
         pod.num_unanswered -= 1
+        pod.max_num_seqs = max_num_seqs
         pod.num_late = late_share * pod.in_flight if late_share > MOSTLY_LATE else 0.0
 
     def finished(self, number: int, now: float) -> Pod:
@@ -168,7 +171,7 @@ class Gateway:
         return True
 
     def _choose(self, ready: Sequence[Pod], number: int, now: float) -> Pod:
-        least = min(ready, key=lambda one: (now < one.busy_until, one.load, one.last_picked))
+        least = min(ready, key=lambda one: (now < one.busy_until, one.is_full, one.load, one.last_picked))
         blocks = _blocks(self._flights[number].arrival) if self._rule == "prefix-aware" else []
         if not blocks:
             return least

@@ -37,7 +37,8 @@ UNANSWERED_WEIGHT = 8.0
 class Pod:
     """One replica. in_flight: requests that the gateway has given it and that have not ended. num_late: of
     these, by its latest answer, those that wait too late to be answered in time, where they are most.
-    num_unanswered: of these, those without a first token.
+    num_unanswered: of these, those without a first token. max_num_seqs: how many it computes at once, by its
+    latest answer; None before the first.
 
     busy_until, last_picked: the gateway's. event_at: when its engine is next woken.
     """
@@ -53,6 +54,7 @@ class Pod:
     in_flight: int = 0
     num_late: float = 0.0
     num_unanswered: int = 0
+    max_num_seqs: int | None = None
     busy_until: float = 0.0
     last_picked: int = 0
     event_at: float | None = None
@@ -63,8 +65,15 @@ class Pod:
         return max(0.0, self.in_flight - self.num_late)
 
     @property
+    def is_full(self) -> bool:
+        """Whether a new one waits until one of them has ended."""
+        return self.max_num_seqs is not None and self.num_met >= self.max_num_seqs
+
+    @property
     def load(self) -> float:
         """The same, as the gateway weighs them."""
+        if self.is_full:
+            return self.num_met
         return self.num_met + UNANSWERED_WEIGHT * max(0.0, self.num_unanswered - self.num_late)
 
     def as_replica(self, revision: str) -> Replica:

@@ -29,7 +29,8 @@ class Backend:
 
     num_late: of those in flight, by its latest answer, requests that wait too late to be answered in time; 0
     where these are not most. num_unanswered: of those in flight, requests whose answer is to be
-    streamed and of which nothing has come.
+    streamed and of which nothing has come. max_num_seqs: how many it computes at once, by its latest answer;
+    None before the first.
     """
 
     id: str
@@ -39,6 +40,7 @@ class Backend:
     in_flight: int = 0
     num_late: float = 0.0
     num_unanswered: int = 0
+    max_num_seqs: int | None = None
     last_picked: int = 0
     busy_until: float = 0.0
     is_suspect: bool = False
@@ -47,8 +49,18 @@ class Backend:
     rest_seconds: float = 0.0
 
     @property
+    def num_met(self) -> float:
+        """Requests that a new one meets there: it overtakes the late."""
+        return max(0.0, self.in_flight - self.num_late)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a new one waits until one of them has ended."""
+        return self.max_num_seqs is not None and self.num_met >= self.max_num_seqs
+
+    @property
     def load(self) -> float:
-        """Requests that a new one meets there: it overtakes the late, and waits for whose prompts are not
-        computed."""
-        met, ahead = self.in_flight - self.num_late, self.num_unanswered - self.num_late
-        return max(0.0, met) + UNANSWERED_WEIGHT * max(0.0, ahead)
+        """What a new one waits for: a place, or else the prompts that are not computed yet."""
+        if self.is_full:
+            return self.num_met
+        return self.num_met + UNANSWERED_WEIGHT * max(0.0, self.num_unanswered - self.num_late)

@@ -11,6 +11,8 @@ WAITED = "X-Headway-Waited-Milliseconds"
 REQUEST_ID = "X-Request-Id"
 # Of a replica's requests, the share that waits too late to be answered in time; for the gateway alone.
 LATE_SHARE = "X-Headway-Late-Share"
+MAX_NUM_SEQS = "X-Headway-Max-Num-Seqs"
+_SAID_TO_GATEWAYS = frozenset((LATE_SHARE.lower(), MAX_NUM_SEQS.lower()))
 # What a replica takes over as well, so that both logs name a request alike.
 _USABLE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
 
@@ -61,7 +63,7 @@ def to_replica(headers: Mapping[str, str], *, request_id: str, peer: str | None)
 
 def to_client(headers: Mapping[str, str], *, request_id: str) -> CIMultiDict[str]:
     """A replica's response headers for the client. Content-Length stays: bodies pass as they are."""
-    dropped = _HOP_BY_HOP | _named_in_connection(headers) | {LATE_SHARE.lower()}
+    dropped = _HOP_BY_HOP | _named_in_connection(headers) | _SAID_TO_GATEWAYS
     passed = CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
     for name in _LOCATIONS:
         if name in passed:
@@ -77,6 +79,15 @@ def late_share_of(headers: Mapping[str, str]) -> float | None:
     except ValueError:
         return None
     return share if 0.0 <= share <= 1.0 else None
+
+
+def max_num_seqs_of(headers: Mapping[str, str]) -> int | None:
+    """What a replica says; None where it says nothing of use."""
+    try:
+        number = int(headers.get(MAX_NUM_SEQS, ""))
+    except ValueError:
+        return None
+    return number if number > 0 else None
 
 
 def _without_address(location: str) -> str:

@@ -3,8 +3,10 @@
 The rule: of the ready backends, the one with the fewest requests of this gateway in flight that a new one
 meets, those counted several times that are to be streamed and of whose answer nothing has come: what decodes
 hardly holds up a new prompt, other prompts do, and a new backend would else be given one after another until
-it has as many requests as all others. Among equals it is the one picked longest ago, so that a new backend is
-first in line. (Of an answer in one piece nobody knows when it began, so it counts once.)
+it has as many requests as all others. (Of an answer in one piece nobody knows when it began, so it counts
+once.) Those with as many as they compute at once, which they say with each answer, come after the others,
+however many prompts these have: an answer's end is further away than a prompt's. There each request counts
+once. Among equals it is the one picked longest ago, so that a new backend is first in line.
 Requests that wait too late to be answered in time let others pass, so where most do they are not met:
 replicas say their share with each answer.
 A backend that answered 503 moments ago comes after all others. One that could not be reached is left alone
@@ -333,7 +335,7 @@ class BackendPool:
             chosen = self._shares.draw({backend.revision for backend in able})
             able = [backend for backend in able if chosen is None or backend.revision == chosen]
         now = asyncio.get_running_loop().time()
-        best = min(able, key=lambda one: (now < one.busy_until, one.load, one.last_picked))
+        best = min(able, key=lambda one: (now < one.busy_until, one.is_full, one.load, one.last_picked))
         self._num_picks += 1
         best.last_picked = self._num_picks
         best.in_flight += 1

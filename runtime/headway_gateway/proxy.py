@@ -159,6 +159,9 @@ class Proxy:
                         late_share = headers.late_share_of(upstream.headers)
                         if late_share is not None:
                             lease.mark_late_share(late_share)
+                        max_num_seqs = headers.max_num_seqs_of(upstream.headers)
+                        if max_num_seqs is not None:
+                            lease.backend.max_num_seqs = max_num_seqs
                         exchange.head_at = asyncio.get_running_loop().time()
                         await exchange.relay.await_first(upstream)
                         lease.mark_answered()

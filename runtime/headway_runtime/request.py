@@ -161,7 +161,8 @@ class RequestOutput:
     for.
 
     Set on the first output and the last one: late_share, of all requests that the engine has then, those that
-    wait although their first tokens come too late to count (`promptness`).
+    wait although their first tokens come too late to count (`promptness`); max_num_seqs, how many may run at
+    once by then.
 
     computed_at: when its tokens were, `time.monotonic()`, which all processes of a machine share; 0.0 without
         tokens.
@@ -179,5 +180,6 @@ class RequestOutput:
     prefill_seconds: float | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     late_share: float | None = None
+    max_num_seqs: int | None = None
     error: str | None = None
     error_param: str | None = None

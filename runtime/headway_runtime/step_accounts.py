@@ -172,4 +172,5 @@ class StepAccounts:
             prefill_seconds=prefill_seconds,
             prompt_logprobs=prompt_logprobs,
             late_share=None if is_between else self._scheduler.late_share,
+            max_num_seqs=None if is_between else self._scheduler.limits.max_num_seqs,
         )

@@ -71,16 +71,19 @@ async def test_a_new_backend_is_not_given_prompts_faster_than_it_answers_them() 
 def test_the_simulator_counts_as_the_gateway_does() -> None:
     assert pods.UNANSWERED_WEIGHT == UNANSWERED_WEIGHT
     pod, backend = pods.Pod("a", 0.0), Backend("a", "http://a:1", "ready")
-    for in_flight, num_unanswered, num_late in (
-        (0, 0, 0.0),
-        (7, 2, 0.0),
-        (7, 5, 4.0),
-        (7, 2, 4.5),
-        (5, 5, 6.0),
+    for in_flight, num_unanswered, num_late, max_num_seqs in (
+        (0, 0, 0.0, None),
+        (7, 2, 0.0, None),
+        (7, 5, 4.0, None),
+        (7, 2, 4.5, 3),
+        (7, 2, 0.0, 7),
+        (7, 2, 0.0, 8),
+        (5, 5, 6.0, 1),
     ):
         for one in (pod, backend):
-            one.in_flight, one.num_unanswered, one.num_late = in_flight, num_unanswered, num_late
-        assert pod.load == backend.load
+            one.in_flight, one.num_unanswered = in_flight, num_unanswered
+            one.num_late, one.max_num_seqs = num_late, max_num_seqs
+        assert (pod.is_full, pod.load) == (backend.is_full, backend.load)
 
 
 async def test_one_that_has_a_prompt_to_compute_comes_after_one_that_answers_a_few_more() -> None:
@@ -94,6 +97,30 @@ async def test_one_that_has_a_prompt_to_compute_comes_after_one_that_answers_a_f
     # Now both have four, of which "a" has yet to begin with one.
     assert [(await stream(pool)).backend.id for _ in range(2)] == ["b", "a"]
     assert [backend.num_unanswered for backend in pool.backends] == [2, 1]
+
+
+async def test_prompts_are_waited_for_rather_than_places() -> None:
+    pool = pool_of("a", "b", "c")
+    leases = [await stream(pool) for _ in range(12)]
+    for backend in pool.backends:
+        backend.max_num_seqs = 4
+    for lease in leases:
+        lease.mark_answered()
+    for lease in [one for one in leases if one.backend.id == "b"][:3]:
+        lease.release()
+    # Three end at once, where as many come: "a" and "c" have no place for them.
+    assert [(await stream(pool)).backend.id for _ in range(3)] == ["b", "b", "b"]
+    # Now all are full, and a place is the sooner free the fewer wait for one.
+    assert Counter([(await stream(pool)).backend.id for _ in range(6)]) == {"a": 2, "b": 2, "c": 2}
+
+
+async def test_those_whom_new_ones_overtake_take_no_place() -> None:
+    pool = pool_of("a", "b")
+    leases = [await take(pool) for _ in range(8)]
+    for backend in pool.backends:
+        backend.max_num_seqs = 4
+    next(one for one in leases if one.backend.id == "a").mark_late_share(0.75)
+    assert Counter([(await take(pool)).backend.id for _ in range(5)]) == {"a": 4, "b": 1}
 
 
 async def test_a_request_that_ends_without_an_answer_is_not_awaited_any_more() -> None:

@@ -84,40 +84,6 @@ async def test_a_stream_is_awaited_until_its_first_piece_has_come(
     assert backend.num_unanswered == 0
 
 
-@pytest.mark.parametrize(
-    ("said", "want"),
-    [
-        pytest.param("0.750", 0.75, id="most"),
-        pytest.param("0.500", 0.0, id="not most"),
-        pytest.param("1.5", 0.3125, id="no share"),
-        pytest.param("nan", 0.3125, id="no number"),
-        pytest.param("many", 0.3125, id="a word"),
-        pytest.param(None, 0.3125, id="a replica that does not say"),
-    ],
-)
-async def test_what_a_replica_says_of_late_requests_is_kept_and_not_passed_on(
-    start_replica: StartReplica,
-    start_gateway: StartGateway,
-    client: aiohttp.ClientSession,
-    said: str | None,
-    want: float,
-) -> None:
-    """Beside one that is in flight all the time; what was said of two is half as much once one has ended."""
-    replica = await start_replica("a")
-    gateway = await start_gateway(replica)
-    held = await gateway.application.pool.acquire(refused_by=(), since=asyncio.get_running_loop().time())
-    assert held is not None
-    for share in ("0.625", said):
-        replica.answers(headers={} if share is None else {"X-Headway-Late-Share": share})
-        async with client.post(f"{gateway.url}/v1/completions", json={}) as response:
-            assert response.status == 200
-            assert "X-Headway-Late-Share" not in response.headers
-    (backend,) = gateway.application.pool.backends
-    assert backend.num_late == want
-    held.release()
-    assert backend.num_late == 0.0
-
-
 async def test_a_stream_faster_than_its_client_is_slowed_down_and_arrives_whole(
     start_replica: StartReplica, start_gateway: StartGateway, client: aiohttp.ClientSession
 ) -> None:

@@ -258,12 +258,16 @@ def test_the_first_and_the_last_output_say_what_share_waits_too_late(engine_conf
         sampling = SamplingParams(temperature=0.0, max_tokens=3)
         engine.add_request(Request(name, (1, 2, 3), sampling, clock), clock)
     said: list[tuple[str, float | None]] = []
+    most: list[int | None] = []
     while engine.has_work:
-        said += [(one.request_id, one.late_share) for one in engine.step(clock).outputs]
+        outputs = engine.step(clock).outputs
+        said += [(one.request_id, one.late_share) for one in outputs]
+        most += [one.max_num_seqs for one in outputs]
         clock += 4.0
     # By the time "a" ends, two wait too late and nobody else is here; then one beside the next, or after it.
     want = [("a", 0.0), ("a", None), ("a", 2 / 3), ("b", 0.5), ("b", None), ("b", 0.5)]
     assert said == [*want, ("c", 0.0), ("c", None), ("c", 0.0)]
+    assert most == [1, None, 1] * 3
 
 
 def test_times_are_measured_from_receipt_to_token(engine_config: Any) -> None:

@@ -183,6 +183,7 @@ class FakeEngine:
             num_cached_tokens=num_cached,
             prompt_logprobs=_prompt_logprobs(request) if is_first else None,
             late_share=None if is_between else num_waiting / (num_waiting + max(1, len(self._running))),
+            max_num_seqs=None if is_between else self.limits.max_num_seqs,
         )
 
     def _take_out(self, request_id: str, reason: FinishReason, now: float) -> bool:

@@ -40,8 +40,9 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 # How long a client may leave what was written unread before it counts as gone.
 WRITE_TIMEOUT_SECONDS = 120.0
-# Tells a gateway how many of the requests here a new one would overtake.
+# Tell a gateway how many of the requests here a new one would overtake, and how many run at once.
 LATE_SHARE = b"x-headway-late-share"
+MAX_NUM_SEQS = b"x-headway-max-num-seqs"
 # With so many log-probabilities the JSON of an answer takes more than a few milliseconds.
 MANY_ENTRIES = 256
 
@@ -112,7 +113,7 @@ class _Run:
         self._num_open = len(generation.choices)
         self._has_started = False
         self._times = RequestTimes(generation.received_at, generation.log)
-        self._late_share: float | None = None
+        self._busy_headers: list[tuple[bytes, bytes]] = []
         # The last chunk, if it was made outside of the task, which then writes it with the end of the stream.
         self._last_chunk: bytes | None = None
 
@@ -234,7 +235,7 @@ class _Run:
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
-            *self._late_header(),
+            *self._busy_headers,
         ]
         self._has_started = True
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -256,7 +257,7 @@ class _Run:
         delta = choice.feed(output)
         if output.late_share is not None or not self._generation.wants_stream:
             # A whole answer that a stop string ended knows none of now.
-            self._late_share = output.late_share
+            self._busy_headers = _busy_headers(output)
         if output.queue_seconds is not None:
             self._times.first_token(output)
         else:
@@ -276,14 +277,11 @@ class _Run:
                 (b"cache-control", b"no-cache"),
                 # Asks proxies of the nginx kind not to collect the stream.
                 (b"x-accel-buffering", b"no"),
-                *self._late_header(),
+                *self._busy_headers,
             ]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         async with asyncio.timeout(WRITE_TIMEOUT_SECONDS):
             await self._send({"type": "http.response.body", "body": body, "more_body": more})
-
-    def _late_header(self) -> list[tuple[bytes, bytes]]:
-        return [] if self._late_share is None else [(LATE_SHARE, b"%.3f" % self._late_share)]
 
     def _report_first_bytes(self, choices: list[Choice]) -> None:
         if not choices:
@@ -318,6 +316,13 @@ class _Run:
             ),
             timings=self._times.as_usage() if self._generation.wants_timings else None,
         )
+
+
+def _busy_headers(output: RequestOutput) -> list[tuple[bytes, bytes]]:
+    """How busy the engine was, for gateways; nothing where the output does not say."""
+    if output.late_share is None or output.max_num_seqs is None:
+        return []
+    return [(LATE_SHARE, b"%.3f" % output.late_share), (MAX_NUM_SEQS, b"%d" % output.max_num_seqs)]
 
 
 def _error_of(event: StreamEvent, sampling: SamplingParams) -> HttpError:

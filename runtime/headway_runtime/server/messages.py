@@ -232,6 +232,7 @@ def is_one_token(output: RequestOutput) -> bool:
         and not output.num_cached_tokens
         and output.prompt_logprobs is None
         and output.late_share is None
+        and output.max_num_seqs is None
     )
 
 

@@ -1,4 +1,4 @@
-"""What answers say of the requests that wait too late: gateways send new ones by it."""
+"""What answers say of how busy a replica is: gateways send new requests by it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tests.runtime_server.conftest import RunningServer, StartServer
 
 HEADER = "x-headway-late-share"
+PLACES_HEADER = "x-headway-max-num-seqs"
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +51,29 @@ async def test_a_whole_answer_that_a_stop_string_ended_says_nothing(server: Runn
         async def answer(**fields: Any) -> tuple[str | None, Any]:
             body = {"model": "tiny", "prompt": [50], **fields}
             async with session.post(f"{server.url}/v1/completions", json=body) as response:
+                assert (HEADER in response.headers) == (PLACES_HEADER in response.headers)
                 return response.headers.get(HEADER), (await response.json())["choices"][0]
 
         said, choice = await answer(max_tokens=2)
         assert (said, choice["finish_reason"]) == ("0.000", "length")
         said, choice = await answer(max_tokens=20, stop=choice["text"])
         assert (said, choice["finish_reason"]) == (None, "stop")
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_an_answer_says_how_many_the_replica_computes_at_once(
+    start_shared_server: StartServer, *, is_streamed: bool
+) -> None:
+    server = start_shared_server("--max-num-seqs=8")
+
+    async def said(session: aiohttp.ClientSession) -> str:
+        body = {"model": "tiny", "prompt": [50], "stream": is_streamed, "max_tokens": 2}
+        async with session.post(f"{server.url}/v1/completions", json=body) as response:
+            await response.read()
+            return response.headers[PLACES_HEADER]
+
+    async with aiohttp.ClientSession() as session:
+        for number in (8, 3):
+            answer = await asyncio.to_thread(server.admin, "PATCH", "limits", {"max_num_seqs": number})
+            assert answer.status_code == 200
+            assert await said(session) == str(number)
