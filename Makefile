@@ -11,7 +11,7 @@ PIN = $(BIN)/uv pip compile --quiet --constraint constraints.txt --universal --p
 SBOM := build/sbom-tool
 SOURCES := operator runtime tests e2e benchmarks
 
-.PHONY: help install quickstart up test lint e2e e2e-full soak bench-cpu bench-gpu bench-levers bench-front bench-client bench-operator bench-slo bench-slo-validate bench-live format requirements sbom crds clean
+.PHONY: help install quickstart up test pytest lint e2e e2e-full soak bench-cpu bench-gpu bench-levers bench-front bench-client bench-operator bench-slo bench-slo-validate bench-live format requirements sbom crds clean
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -35,8 +35,10 @@ quickstart: install ## serve the bundled model, break its latency target, watch 
 up: install ## serve the bundled model until stopped
 	$(BIN)/headway up -f e2e/manifests/quickstart.yaml
 
-test: install lint ## everything that needs no cluster
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+test: lint pytest ## everything that needs no cluster
+
+pytest: install ## its tests alone (TEST= are paths and options of pytest, for a part of them)
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(TEST)
 
 lint: install ## format, lint, types, layers and generated files
 	$(BIN)/ruff format --check $(SOURCES)
