@@ -1,9 +1,9 @@
 """Which replica takes a request, and who waits while none can: the gateway's rule, without its HTTP.
 
-The ready replica with the fewest requests in flight that a new one meets, those without a first token
-counted several times; not counted are those that wait too late to be answered in time, where that is most of
-them. One that has as many as it computes at once comes after those that have not, and all count once there.
-Among equals the one picked longest ago; one that answered 503 moments ago after all others. A request
+The ready replica with the fewest requests in flight that a new one meets, those without a first token and
+those beyond what it computes at once counted several times; not counted are those that wait too late to be
+answered in time, where that is most of them. Among equals the one picked longest ago; one that answered 503
+moments ago after all others. A request
 that all refuse is answered 503. Where no replica is ready a request waits, first in first out, until its
 deadline. How many may wait, and for how long, is the `spec.waiting` that the operator's plan tells
 (`routing`), and the gateway's defaults before it does.
@@ -58,6 +58,7 @@ class Gateway:
         self._pod_of: dict[int, Pod] = {}
         self._held: OrderedDict[int, None] = OrderedDict()
         self._num_picks = 0
+        self._max_num_seqs: int | None = None  # as the latest of all answers said
         self._counters: Counter[str] = Counter()
         self._rule = rule
         self.routing = FIRST_ROUTING
@@ -98,7 +99,7 @@ class Gateway:
         many it computes at once."""
         self._counters["forwarded"] += 1
         pod.num_unanswered -= 1
-        pod.max_num_seqs = max_num_seqs
+        pod.max_num_seqs = self._max_num_seqs = max_num_seqs
         pod.num_late = late_share * pod.in_flight if late_share > MOSTLY_LATE else 0.0
 
     def finished(self, number: int, now: float) -> Pod:
@@ -171,7 +172,10 @@ class Gateway:
         return True
 
     def _choose(self, ready: Sequence[Pod], number: int, now: float) -> Pod:
-        least = min(ready, key=lambda one: (now < one.busy_until, one.is_full, one.load, one.last_picked))
+        for pod in ready:
+            if pod.max_num_seqs is None:
+                pod.max_num_seqs = self._max_num_seqs
+        least = min(ready, key=lambda one: (now < one.busy_until, one.load, one.last_picked))
         blocks = _blocks(self._flights[number].arrival) if self._rule == "prefix-aware" else []
         if not blocks:
             return least

@@ -29,8 +29,8 @@ Later = Callable[[float, Callable[[float], None]], None]
 
 # A replica that was told to stop exits once nothing is in flight and nothing has come for so long.
 QUIET_SECONDS = 1.0
-# As the gateway's: requests without a first token count as so many more.
-UNANSWERED_WEIGHT = 8.0
+# As the gateway's: requests without a first token count as so many more, and those beyond a replica's places.
+UNANSWERED_WEIGHT, PLACE_WEIGHT = 8.0, 24.0
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +38,7 @@ class Pod:
     """One replica. in_flight: requests that the gateway has given it and that have not ended. num_late: of
     these, by its latest answer, those that wait too late to be answered in time, where they are most.
     num_unanswered: of these, those without a first token. max_num_seqs: how many it computes at once, by its
-    latest answer; None before the first.
+    latest answer, before which it is taken to be like the others; None before any.
 
     busy_until, last_picked: the gateway's. event_at: when its engine is next woken.
     """
@@ -65,16 +65,12 @@ class Pod:
         return max(0.0, self.in_flight - self.num_late)
 
     @property
-    def is_full(self) -> bool:
-        """Whether a new one waits until one of them has ended."""
-        return self.max_num_seqs is not None and self.num_met >= self.max_num_seqs
-
-    @property
     def load(self) -> float:
-        """The same, as the gateway weighs them."""
-        if self.is_full:
-            return self.num_met
-        return self.num_met + UNANSWERED_WEIGHT * max(0.0, self.num_unanswered - self.num_late)
+        """What a new request waits for there, as the gateway counts it."""
+        ahead = UNANSWERED_WEIGHT * max(0.0, self.num_unanswered - self.num_late)
+        if self.max_num_seqs is None:
+            return self.num_met + ahead
+        return self.num_met + ahead + PLACE_WEIGHT * max(0.0, self.num_met + 1 - self.max_num_seqs)
 
     def as_replica(self, revision: str) -> Replica:
         """As the cluster reports it."""

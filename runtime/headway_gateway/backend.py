@@ -6,8 +6,12 @@ from typing import Literal
 # ready: takes new requests. draining: finishes what it has. unready: known, but not serving (yet).
 BackendState = Literal["ready", "draining", "unready"]
 
-# A stream of which nothing has come counts as so many more requests: it holds up a new one as much as these.
+# What a new request waits for, in requests that decode beside it. A prompt that is computed before its own,
+# which a stream of which nothing has come stands for, holds it up as much as so many:
 UNANSWERED_WEIGHT = 8.0
+# A place that must be left first, as much as three such prompts: for each that is computed a place is left,
+# and prompts take a third of a replica's time, say, where its places are what is short.
+PLACE_WEIGHT = 24.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +33,8 @@ class Backend:
 
     num_late: of those in flight, by its latest answer, requests that wait too late to be answered in time; 0
     where these are not most. num_unanswered: of those in flight, requests whose answer is to be
-    streamed and of which nothing has come. max_num_seqs: how many it computes at once, by its latest answer;
-    None before the first.
+    streamed and of which nothing has come. max_num_seqs: how many it computes at once, by its latest answer,
+    before which it is taken to be like the others; None before any answer.
     """
 
     id: str
@@ -49,18 +53,11 @@ class Backend:
     rest_seconds: float = 0.0
 
     @property
-    def num_met(self) -> float:
-        """Requests that a new one meets there: it overtakes the late."""
-        return max(0.0, self.in_flight - self.num_late)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether a new one waits until one of them has ended."""
-        return self.max_num_seqs is not None and self.num_met >= self.max_num_seqs
-
-    @property
     def load(self) -> float:
-        """What a new one waits for: a place, or else the prompts that are not computed yet."""
-        if self.is_full:
-            return self.num_met
-        return self.num_met + UNANSWERED_WEIGHT * max(0.0, self.num_unanswered - self.num_late)
+        """What a new request waits for there: it overtakes the late, but not prompts that are to be computed,
+        nor those who wait for a place."""
+        met = max(0.0, self.in_flight - self.num_late)
+        ahead = UNANSWERED_WEIGHT * max(0.0, self.num_unanswered - self.num_late)
+        if self.max_num_seqs is None:
+            return met + ahead
+        return met + ahead + PLACE_WEIGHT * max(0.0, met + 1 - self.max_num_seqs)

@@ -1,12 +1,12 @@
 """Which replica takes the next request, and who waits while none can; owns the counts in flight.
 
 The rule: of the ready backends, the one with the fewest requests of this gateway in flight that a new one
-meets, those counted several times that are to be streamed and of whose answer nothing has come: what decodes
+meets. Those count several times that are to be streamed and of whose answer nothing has come: what decodes
 hardly holds up a new prompt, other prompts do, and a new backend would else be given one after another until
 it has as many requests as all others. (Of an answer in one piece nobody knows when it began, so it counts
-once.) Those with as many as they compute at once, which they say with each answer, come after the others,
-however many prompts these have: an answer's end is further away than a prompt's. There each request counts
-once. Among equals it is the one picked longest ago, so that a new backend is first in line.
+once.) So do those that are more than a backend computes at once, which it says with each answer: an end of
+an answer is waited for longer than a prompt. Among equals it is the one picked longest ago, so that a new
+backend is first in line.
 Requests that wait too late to be answered in time let others pass, so where most do they are not met:
 replicas say their share with each answer.
 A backend that answered 503 moments ago comes after all others. One that could not be reached is left alone
@@ -49,11 +49,12 @@ class Lease:
 
     __slots__ = ("_is_awaited", "_is_open", "_is_probe", "_pool", "backend")
 
-    def __init__(self, pool: "BackendPool", backend: Backend, *, is_probe: bool) -> None:
+    def __init__(self, pool: "BackendPool", backend: Backend, *, is_probe: bool, is_streamed: bool) -> None:
         self.backend = backend
         self._pool = pool
         self._is_probe = is_probe
-        self._is_awaited = False
+        # The first piece of a streamed answer will say that its prompt is computed.
+        self._is_awaited = is_streamed
         self._is_open = True
 
     def __enter__(self) -> "Lease":
@@ -85,11 +86,9 @@ class Lease:
         """
         self.backend.num_late = share * self.backend.in_flight if share > MOSTLY_LATE else 0.0
 
-    def mark_unanswered(self) -> None:
-        """Its answer is streamed, so that the first piece of it will say that its prompt is computed."""
-        if self._is_open and not self._is_awaited:
-            self._is_awaited = True
-            self.backend.num_unanswered += 1
+    def mark_max_num_seqs(self, number: int) -> None:
+        """It said how many requests it computes at once."""
+        self.backend.max_num_seqs = self._pool.max_num_seqs = number
 
     def mark_answered(self) -> None:
         """The first piece of its answer is here."""
@@ -115,18 +114,21 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One request in the queue: when it was received, since when it waits, for how long it may, its body."""
+    """One request in the queue: when it was received, since when it waits, for how long it may, its body,
+    whether its answer is to be streamed."""
 
     received_at: float
     began_at: float
     limit: asyncio.Timeout
     num_bytes: int
+    is_streamed: bool
 
 
 class BackendPool:
     """The backends of the latest list, and the queue of requests that found none.
 
     routing: what the operator told last. has_list: whether a list of backends has come, even an empty one.
+    max_num_seqs: how many requests a backend computes at once, as the latest of all answers said.
     """
 
     def __init__(
@@ -139,6 +141,7 @@ class BackendPool:
         self.routing = Routing(max_waiting, waiting_timeout_seconds)
         self.max_waiting_bytes = max_waiting_bytes
         self.has_list = False
+        self.max_num_seqs: int | None = None
         self._waiting_for = ""
         self._shares = Shares({})
         self._backends: dict[str, Backend] = {}
@@ -215,11 +218,17 @@ class BackendPool:
         self.wake_waiting()
 
     async def acquire(
-        self, *, refused_by: Collection[Backend], since: float, num_bytes: int = 0
+        self,
+        *,
+        refused_by: Collection[Backend],
+        since: float,
+        num_bytes: int = 0,
+        is_streamed: bool = False,
     ) -> Lease | None:
         """A lease on the least loaded backend outside `refused_by`, for a request received at `since`.
 
-        num_bytes: of the request's body, which is held while it waits.
+        num_bytes: of the request's body, which is held while it waits. is_streamed: whether its answer is to
+        be; the lease is told when the first piece of it is here.
 
         Waits where there is none, for as long as the routing allows; raises AnswerError when that passes, the
         queue is full or the service suspended. Where `refused_by` is not empty nobody waits: a replica has
@@ -228,11 +237,11 @@ class BackendPool:
         if self.routing.is_suspended:
             raise _suspended()
         if not self._waiting or refused_by:
-            lease = self._pick(refused_by)
+            lease = self._pick(refused_by, is_streamed=is_streamed)
             if lease is not None or refused_by:
                 return lease
         self._check_room(num_bytes)
-        return await self._wait(since, num_bytes)
+        return await self._wait(since, num_bytes, is_streamed=is_streamed)
 
     def _check_room(self, num_bytes: int) -> None:
         """AnswerError where one more would be too many, or too much."""
@@ -253,11 +262,11 @@ class BackendPool:
             retry_after_seconds=RETRY_AFTER_SECONDS,
         )
 
-    async def _wait(self, since: float, num_bytes: int) -> Lease:
+    async def _wait(self, since: float, num_bytes: int, *, is_streamed: bool) -> Lease:
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[Lease] = loop.create_future()
         limit = asyncio.timeout_at(since + self.routing.waiting_timeout_seconds)
-        turn = self._waiting[waiter] = _Turn(since, loop.time(), limit, num_bytes)
+        turn = self._waiting[waiter] = _Turn(since, loop.time(), limit, num_bytes, is_streamed)
         self._num_waiting_bytes += num_bytes
         self._somebody_waits.set()
         try:
@@ -293,9 +302,9 @@ class BackendPool:
     def wake_waiting(self) -> None:
         """Hand leases to those who wait, oldest first, as far as there are backends to take them."""
         while self._waiting:
-            waiter = next(iter(self._waiting))
+            waiter, turn = next(iter(self._waiting.items()))
             if not waiter.done():
-                lease = self._pick(())
+                lease = self._pick((), is_streamed=turn.is_streamed)
                 if lease is None:
                     return
                 waiter.set_result(lease)
@@ -311,6 +320,7 @@ class BackendPool:
         """Leave `backend` alone for a while, twice as long as the last time it needed it."""
         backend.is_suspect = backend.is_resting = True
         backend.num_late = 0.0
+        backend.max_num_seqs = None
         backend.is_probed = False
         backend.rest_seconds = min(backend.rest_seconds * 2 or FIRST_REST_SECONDS, LONGEST_REST_SECONDS)
         # The timer alone ends the rest; comparing times would trust it to be exact, which it is not.
@@ -320,7 +330,7 @@ class BackendPool:
         backend.is_resting = False
         self.wake_waiting()
 
-    def _pick(self, refused_by: Collection[Backend]) -> Lease | None:
+    def _pick(self, refused_by: Collection[Backend], *, is_streamed: bool) -> Lease | None:
         able = [
             backend
             for backend in self._backends.values()
@@ -334,14 +344,18 @@ class BackendPool:
         if self.routing.weights:
             chosen = self._shares.draw({backend.revision for backend in able})
             able = [backend for backend in able if chosen is None or backend.revision == chosen]
+        for backend in able:
+            if backend.max_num_seqs is None:
+                backend.max_num_seqs = self.max_num_seqs
         now = asyncio.get_running_loop().time()
-        best = min(able, key=lambda one: (now < one.busy_until, one.is_full, one.load, one.last_picked))
+        best = min(able, key=lambda one: (now < one.busy_until, one.load, one.last_picked))
         self._num_picks += 1
         best.last_picked = self._num_picks
         best.in_flight += 1
+        best.num_unanswered += is_streamed
         self._num_in_flight += 1
         best.is_probed = best.is_suspect
-        return Lease(self, best, is_probe=best.is_probed)
+        return Lease(self, best, is_probe=best.is_probed, is_streamed=is_streamed)
 
 
 def _suspended() -> AnswerError:

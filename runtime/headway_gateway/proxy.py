@@ -141,12 +141,11 @@ class Proxy:
                 refused_by=exchange.refused_by,
                 since=exchange.received_at or 0.0,
                 num_bytes=len(exchange.body or b""),
+                is_streamed=is_streamed,
             )
             if lease is None:
                 return self._pass_on_refusal(exchange)
             with lease:
-                if is_streamed:
-                    lease.mark_unanswered()
                 try:
                     upstream = await self._send(exchange, lease)
                     if upstream is None:
@@ -161,7 +160,7 @@ class Proxy:
                             lease.mark_late_share(late_share)
                         max_num_seqs = headers.max_num_seqs_of(upstream.headers)
                         if max_num_seqs is not None:
-                            lease.backend.max_num_seqs = max_num_seqs
+                            lease.mark_max_num_seqs(max_num_seqs)
                         exchange.head_at = asyncio.get_running_loop().time()
                         await exchange.relay.await_first(upstream)
                         lease.mark_answered()

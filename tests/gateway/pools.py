@@ -16,10 +16,10 @@ def pool_of(*names: str, max_waiting: int = 100) -> BackendPool:
     return pool
 
 
-async def take(pool: BackendPool, *, within_seconds: float = 30.0) -> Lease:
+async def take(pool: BackendPool, *, within_seconds: float = 30.0, is_streamed: bool = False) -> Lease:
     until = asyncio.get_running_loop().time() + within_seconds
     since = until - pool.routing.waiting_timeout_seconds
-    lease = await pool.acquire(refused_by=(), since=since)
+    lease = await pool.acquire(refused_by=(), since=since, is_streamed=is_streamed)
     assert lease is not None
     return lease
 

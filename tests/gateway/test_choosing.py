@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from tests.gateway.pools import pool_of, ready, take, wait_for
 
-from headway_gateway.backend import UNANSWERED_WEIGHT, Backend, BackendEntry
+from headway_gateway.backend import PLACE_WEIGHT, UNANSWERED_WEIGHT, Backend, BackendEntry
 from headway_simulator import pods
 
 if TYPE_CHECKING:
@@ -50,9 +50,7 @@ async def test_a_new_backend_takes_requests_until_it_is_as_loaded_as_the_others(
 
 
 async def stream(pool: BackendPool) -> Lease:
-    lease = await take(pool)
-    lease.mark_unanswered()
-    return lease
+    return await take(pool, is_streamed=True)
 
 
 async def test_a_new_backend_is_not_given_prompts_faster_than_it_answers_them() -> None:
@@ -68,8 +66,17 @@ async def test_a_new_backend_is_not_given_prompts_faster_than_it_answers_them() 
     assert {(await stream(pool)).backend.id for _ in range(6)} == {"new"}
 
 
+async def test_a_backend_that_could_not_be_reached_may_have_other_limits_now() -> None:
+    pool = pool_of("a")
+    lease = await take(pool)
+    lease.mark_max_num_seqs(4)
+    lease.mark_unreachable()
+    (backend,) = pool.backends
+    assert backend.max_num_seqs is None
+
+
 def test_the_simulator_counts_as_the_gateway_does() -> None:
-    assert pods.UNANSWERED_WEIGHT == UNANSWERED_WEIGHT
+    assert (pods.UNANSWERED_WEIGHT, pods.PLACE_WEIGHT) == (UNANSWERED_WEIGHT, PLACE_WEIGHT)
     pod, backend = pods.Pod("a", 0.0), Backend("a", "http://a:1", "ready")
     for in_flight, num_unanswered, num_late, max_num_seqs in (
         (0, 0, 0.0, None),
@@ -83,7 +90,7 @@ def test_the_simulator_counts_as_the_gateway_does() -> None:
         for one in (pod, backend):
             one.in_flight, one.num_unanswered = in_flight, num_unanswered
             one.num_late, one.max_num_seqs = num_late, max_num_seqs
-        assert (pod.is_full, pod.load) == (backend.is_full, backend.load)
+        assert pod.load == backend.load
 
 
 async def test_one_that_has_a_prompt_to_compute_comes_after_one_that_answers_a_few_more() -> None:
@@ -102,9 +109,8 @@ async def test_one_that_has_a_prompt_to_compute_comes_after_one_that_answers_a_f
 async def test_prompts_are_waited_for_rather_than_places() -> None:
     pool = pool_of("a", "b", "c")
     leases = [await stream(pool) for _ in range(12)]
-    for backend in pool.backends:
-        backend.max_num_seqs = 4
     for lease in leases:
+        lease.mark_max_num_seqs(4)
         lease.mark_answered()
     for lease in [one for one in leases if one.backend.id == "b"][:3]:
         lease.release()
@@ -114,11 +120,23 @@ async def test_prompts_are_waited_for_rather_than_places() -> None:
     assert Counter([(await stream(pool)).backend.id for _ in range(6)]) == {"a": 2, "b": 2, "c": 2}
 
 
+async def test_a_new_backend_beside_full_ones_is_not_given_all_that_comes() -> None:
+    pool = pool_of("a", "b")
+    for _ in range(16):
+        lease = await stream(pool)
+        lease.mark_max_num_seqs(8)
+        lease.mark_answered()
+    pool.update(ready("a", "b", "new"))
+    # Four prompts are waited for about as long as a place. The new one is taken to have as many as others.
+    assert [(await stream(pool)).backend.id for _ in range(6)] == [*["new"] * 4, "a", "b"]
+    assert Counter([(await stream(pool)).backend.id for _ in range(30)]) == {"new": 12, "a": 9, "b": 9}
+
+
 async def test_those_whom_new_ones_overtake_take_no_place() -> None:
     pool = pool_of("a", "b")
     leases = [await take(pool) for _ in range(8)]
-    for backend in pool.backends:
-        backend.max_num_seqs = 4
+    for lease in leases:
+        lease.mark_max_num_seqs(4)
     next(one for one in leases if one.backend.id == "a").mark_late_share(0.75)
     assert Counter([(await take(pool)).backend.id for _ in range(5)]) == {"a": 4, "b": 1}
 
@@ -130,7 +148,6 @@ async def test_a_request_that_ends_without_an_answer_is_not_awaited_any_more() -
     for lease in leases:
         lease.release()
         lease.mark_answered()
-        lease.mark_unanswered()
     (backend,) = pool.backends
     assert (backend.num_unanswered, backend.load) == (0, 0.0)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
 from tests.gateway.pools import pool_of, ready, take, wait_for
 
+from headway_gateway.backend import BackendEntry
 from headway_gateway.errors import AnswerError
 from headway_gateway.pool import BackendPool, Lease
 
@@ -237,3 +239,16 @@ async def test_a_client_that_leaves_while_it_waits_is_not_sent_to_a_replica(
     gateway.application.pool.update([replica.entry()])
     assert replica.requests == []
     await gateway.until(lambda: gateway.counters["client_aborted"] == 1)
+
+
+async def test_prompts_of_those_who_waited_count_as_soon_as_they_are_given_away() -> None:
+    pool = pool_of("a")
+    for _ in range(18):
+        (await take(pool, is_streamed=True)).mark_answered()
+    pool.update([BackendEntry("a", "http://a:1", "unready")])
+    tasks = [asyncio.create_task(take(pool, is_streamed=True)) for _ in range(20)]
+    await wait_for(pool, 20)
+    pool.update(ready("a", "b"))
+    given = Counter([lease.backend.id for lease in await asyncio.gather(*tasks)])
+    assert given == {"b": 11, "a": 9}
+    assert {one.id: one.num_unanswered for one in pool.backends} == given
