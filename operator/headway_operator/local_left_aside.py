@@ -67,21 +67,21 @@ def _fields(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         ("template", spec.get("template")),
         ("gateway.template", gateway.get("template")),
     ):
-        yield from _pod(field, _map(_map(template).get("spec")))
+        yield from _pod(field, as_map(as_map(template).get("spec")))
 
 
 def _pod(field: str, pod: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _set(IN_POD, f"{field}.spec.", pod)
     containers = pod.get("containers")
     for number, container in enumerate(containers if isinstance(containers, list) else ()):
-        where, fields = f"{field}.spec.containers[{number}]", _map(container)
-        yield from _resources(f"{where}.resources", _map(fields.get("resources")))
+        where, fields = f"{field}.spec.containers[{number}]", as_map(container)
+        yield from _resources(f"{where}.resources", as_map(fields.get("resources")))
         yield from _set(IN_CONTAINER, f"{where}.", fields)
-        if "preStop" in _map(fields.get("lifecycle")):
+        if "preStop" in as_map(fields.get("lifecycle")):
             yield f"{where}.lifecycle.preStop", NO_CLUSTER
 
 
-def _map(value: Any) -> Mapping[str, Any]:
+def as_map(value: Any) -> Mapping[str, Any]:
     """Empty for anything else: that a template has another shape is told by the first pass."""
     return value if isinstance(value, Mapping) else {}
 
@@ -94,7 +94,7 @@ def _set(reasons: Mapping[str, str], where: str, fields: Mapping[str, Any]) -> I
 
 def _resources(where: str, resources: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
     for part in ("requests", "limits"):
-        for name in _map((resources or {}).get(part)):
+        for name in as_map((resources or {}).get(part)):
             if (part, name) != ("limits", HONOURED_LIMIT):
                 is_device = "/" in name and not name.startswith("kubernetes.io/")
                 yield f"{where}.{part}.{name}", ALL_GPUS if is_device else NOT_HELD

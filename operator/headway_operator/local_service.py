@@ -21,10 +21,11 @@ from headway_operator.cluster.secret import secret_values
 from headway_operator.errors import ClusterError, SpecError
 from headway_operator.keys import AdminKeys
 from headway_operator.local_edits import changes, taken_over
+from headway_operator.local_left_aside import as_map
 from headway_operator.local_left_aside import warning as left_aside_warning
 from headway_operator.loop import ServiceLoop
 from headway_operator.model_cache import caches_used
-from headway_operator.names import CACHE_KIND, KIND
+from headway_operator.names import CACHE_KIND, KIND, RUNTIME_CONTAINER
 from headway_operator.operator_metrics import OperatorMetrics
 from headway_operator.passes import Outcome, World
 from headway_operator.scrape import Scraper
@@ -34,7 +35,7 @@ from headway_operator.yaml_file import read_documents
 
 DEFAULT_PORT = 8000
 DEFAULT_INTERVAL_SECONDS = 2.0
-NVIDIA_DRIVER = Path("/proc/driver/nvidia")
+DEVICES = Path("/dev")
 CACHE_REMEDY = (
     "this machine keeps what it has fetched for every service by itself: write the source of the ModelCache "
     "in place of cache://NAME"
@@ -206,14 +207,24 @@ def _parsed(manifest: Manifest) -> Service:
 def _with_seen_gpus(manifest: Manifest) -> Manifest:
     """A pod sees the GPUs that it asks for, a process all: where there are any it counts as one that asks."""
     spec = parse(manifest).spec
-    if spec.device != "auto" or spec.has_gpu or not _sees_gpus():
+    is_asked = spec.device != "auto" or spec.has_gpu
+    if is_asked or not any(DEVICES.glob("nvidia[0-9]*")) or _hides_gpus(manifest):
         return manifest
     return {**manifest, "spec": {**manifest["spec"], "gpu": {}}}
 
 
-def _sees_gpus() -> bool:
-    """Whether processes of this machine that may choose will compute on GPUs."""
-    return NVIDIA_DRIVER.exists() and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
+def _hides_gpus(manifest: Manifest) -> bool:
+    """Whether the environment of its replicas does: what a template sets over what there is. One of another
+    shape than pods have is told of by the first pass."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    containers = as_map(as_map(manifest["spec"].get("template")).get("spec")).get("containers")
+    for container in containers if isinstance(containers, list) else ():
+        fields = as_map(container)
+        variables = fields.get("env") if fields.get("name") == RUNTIME_CONTAINER else ()
+        for one in variables if isinstance(variables, list) else ():
+            if as_map(one).get("name") == "CUDA_VISIBLE_DEVICES":
+                visible = one.get("value", visible)
+    return visible in ("", "-1")
 
 
 def _revision(status: Mapping[str, Any]) -> str:

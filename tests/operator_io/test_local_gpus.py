@@ -14,12 +14,14 @@ from headway_operator.spec.batching import CPU_NUM_SEQS, GPU_NUM_SEQS
 
 
 @pytest.fixture
-def load_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def add_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """There is no GPU before it is called, and nothing hides GPUs."""
-    path = tmp_path / "nvidia"
-    monkeypatch.setattr(local_service, "NVIDIA_DRIVER", path)
+    devices = tmp_path / "dev"
+    devices.mkdir()
+    (devices / "nvidiactl").touch()
+    monkeypatch.setattr(local_service, "DEVICES", devices)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return path.mkdir
+    return (devices / "nvidia0").touch
 
 
 async def most_sequences(folder: Path, **spec: Any) -> int:
@@ -39,10 +41,10 @@ async def most_sequences(folder: Path, **spec: Any) -> int:
 
 
 async def test_processes_that_see_gpus_take_as_many_sequences_as_pods_that_ask_for_one(
-    load_driver: Callable[[], None], tmp_path: Path
+    add_gpu: Callable[[], None], tmp_path: Path
 ) -> None:
     assert await most_sequences(tmp_path) == CPU_NUM_SEQS
-    load_driver()
+    add_gpu()
     assert await most_sequences(tmp_path) == GPU_NUM_SEQS
     assert await most_sequences(tmp_path, device="cpu") == CPU_NUM_SEQS
     assert await most_sequences(tmp_path, gpu={"count": 2}) == GPU_NUM_SEQS
@@ -55,13 +57,24 @@ async def test_processes_that_see_gpus_take_as_many_sequences_as_pods_that_ask_f
     ("visible", "wanted"), [("", CPU_NUM_SEQS), ("-1", CPU_NUM_SEQS), ("1", GPU_NUM_SEQS)]
 )
 async def test_gpus_may_be_hidden_from_them(
-    load_driver: Callable[[], None],
+    add_gpu: Callable[[], None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     visible: str,
     wanted: int,
 ) -> None:
-    load_driver()
+    add_gpu()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
 
     assert await most_sequences(tmp_path) == wanted
+    template: dict[str, Any] = {
+        "spec": {
+            "containers": [
+                {"name": "runtime", "env": [{"name": "CUDA_VISIBLE_DEVICES", "value": "0"}]},
+                {"name": "other", "env": [{"name": "CUDA_VISIBLE_DEVICES", "value": ""}]},
+            ]
+        }
+    }
+    assert await most_sequences(tmp_path, template=template) == GPU_NUM_SEQS
+    template["spec"]["containers"][0]["env"][0]["value"] = ""
+    assert await most_sequences(tmp_path, template=template) == CPU_NUM_SEQS
