@@ -37,8 +37,8 @@ up: install ## serve the bundled model until stopped
 
 test: lint pytest ## everything that needs no cluster
 
-pytest: install ## its tests alone (TEST= are paths and options of pytest, for a part of them)
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(TEST)
+pytest: install ## its tests alone (PYTEST_ARGS= are paths and options of pytest, for a part of them)
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: install ## format, lint, types, layers and generated files
 	$(BIN)/ruff format --check $(SOURCES)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.long
+TIMEOUT_SECONDS = 840
+pytestmark = [pytest.mark.long, pytest.mark.timeout(TIMEOUT_SECONDS + 20)]
 ROOT = Path(__file__).parents[2]
-TIMEOUT_SECONDS = 280
 
 
 def run(module: str, *arguments: str, want: int = 0) -> str:

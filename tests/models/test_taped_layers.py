@@ -263,5 +263,5 @@ assert "torch._dynamo" not in sys.modules, "imported while requests wait: a seco
 @records_steps
 def test_a_first_answer_does_not_wait_for_pytorchs_compiler() -> None:
     command = [sys.executable, "-c", SERVED_WITHOUT_PYTORCHS_COMPILER]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr

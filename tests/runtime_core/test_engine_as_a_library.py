@@ -103,7 +103,7 @@ def test_every_flag_of_the_engine_is_a_keyword_with_a_type() -> None:
 
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
 
 
 def test_torch_is_loaded_when_an_engine_is_made_and_not_before() -> None:

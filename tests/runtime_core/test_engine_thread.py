@@ -103,7 +103,7 @@ class Heard:
         self.events.put((request_id, event))
 
     def next(self) -> tuple[str, Event]:
-        return self.events.get(timeout=20)
+        return self.events.get(timeout=120)
 
     def ends(self, count: int) -> dict[str, Event]:
         """The last event of each of `count` requests."""
