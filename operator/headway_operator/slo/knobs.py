@@ -39,8 +39,9 @@ UNMODELLED_LOWERING = 0.7
 LEAST_BUDGET_SHARE = 0.25
 
 TUNING_SECONDS = 15.0
-# A difference that is worth a change while nothing is wrong; more places are where all are taken.
-WORTHWHILE = 0.2
+# A difference that is worth a change while nothing is wrong; and how many times the places where all are
+# taken.
+WORTHWHILE, LEAST_RAISE = 0.2, 1.05
 RAISE, LOWERING = 1.05, 0.8
 LEAST_TRIM, MOST_TRIM = 0.8, 1.2
 # Replicas lack a little where TPOT with all inside is predicted at no more than so many times its target; and
@@ -87,7 +88,8 @@ def _towards_best(situation: Situation, found: Sizing) -> Move | None:
     places, why = _places(situation, found)
     new = _trimmed_best(situation, found, places, trims)
     is_beyond = _is_lowered(found, places) and new.max_num_seqs < limits.max_num_seqs
-    is_short = situation.is_full and new.max_num_seqs > limits.max_num_seqs
+    is_raised = new.max_num_seqs >= LEAST_RAISE * limits.max_num_seqs
+    is_short = situation.is_full and is_raised and not situation.is_tpot_bad
     is_trimmed = not is_beyond and not is_short and not _differs(new, limits)
     if is_trimmed:
         trims, why = _trimmed(situation, found, places), "trimmed for what is measured"
