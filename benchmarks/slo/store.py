@@ -45,6 +45,7 @@ ENGINE = (
     ),
     "step_moments",
 )
+GATEWAY = "runtime/headway_gateway/load.py"
 LAW = ("operator/headway_operator/slo",)
 TOLD = ("benchmarks/slo/told.py",)
 BASELINES = ("operator/headway_simulator/baselines",)
@@ -71,7 +72,7 @@ class Fingerprints:
     def __init__(self, plan: Plan, files: Mapping[str, Path], root: Path = ROOT) -> None:
         self._plan = plan
         engine = (f"runtime/headway_runtime/{name}.py" for name in ENGINE)
-        self._simulator = _code([*SIMULATED, *engine], root)
+        self._simulator = _code([*SIMULATED, *engine, GATEWAY], root)
         self._of_kind = {
             "headway": _code(LAW, root),
             "long": _code(LAW, root),

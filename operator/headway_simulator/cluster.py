@@ -199,7 +199,8 @@ class Simulation(Generic[AnyMemory]):
         emitted = engine.wake()
         for name, ttft_seconds in emitted.first:
             scheduler = engine.scheduler
-            self._gateway.answered(pod, scheduler.late_share, scheduler.limits.max_num_seqs)
+            limit = scheduler.limits.max_num_seqs
+            self._gateway.answered(int(name), pod, now, scheduler.late_share, limit)
             self.run.flights[int(name)].ttft_seconds = ttft_seconds
         for name, tpot_seconds in emitted.ended:
             self.run.flights[int(name)].tpot_seconds = tpot_seconds

@@ -1,9 +1,7 @@
-"""Which replica takes a request, and who waits while none can: the gateway's rule, without its HTTP.
+"""Which replica takes a request, and who waits while none can: the gateway's rule and counts, but no HTTP.
 
-The ready replica with the fewest requests in flight that a new one meets, those without a first token and
-those beyond what it computes at once counted several times; not counted are those that wait too late to be
-answered in time, where that is most of them. Among equals the one picked longest ago; one that answered 503
-moments ago after all others. A request
+The ready replica at which a new one waits for the least (`headway_gateway.load`), all answers being streams.
+Among equals the one picked longest ago; one that answered 503 moments ago after all others. A request
 that all refuse is answered 503. Where no replica is ready a request waits, first in first out, until its
 deadline. How many may wait, and for how long, is the `spec.waiting` that the operator's plan tells
 (`routing`), and the gateway's defaults before it does.
@@ -22,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Literal
 
+from headway_gateway.load import Pace
 from headway_operator.samples import GatewaySample, Routing
 from headway_simulator.pods import Pod
 from headway_simulator.records import Fate, Flight
@@ -56,13 +55,17 @@ class Gateway:
         self._pods = pods
         self._send = send
         self._pod_of: dict[int, Pod] = {}
+        # When a request was given to its pod, and how many prompts that had then; 0 without a place.
+        self._given: dict[int, tuple[float, float]] = {}
+        self._answered_at: dict[int, float] = {}
+        self._pace = Pace()
         self._held: OrderedDict[int, None] = OrderedDict()
         self._num_picks = 0
         self._max_num_seqs: int | None = None  # as the latest of all answers said
         self._counters: Counter[str] = Counter()
         self._rule = rule
         self.routing = FIRST_ROUTING
-        self._given: dict[Pod, set[Block]] = {}
+        self._blocks_of: dict[Pod, set[Block]] = {}
 
     @property
     def num_open(self) -> int:
@@ -94,11 +97,15 @@ class Gateway:
                 return
             del self._held[number]
 
-    def answered(self, pod: Pod, late_share: float, max_num_seqs: int) -> None:
+    def answered(self, number: int, pod: Pod, now: float, late_share: float, max_num_seqs: int) -> None:
         """A replica has sent an answer's head, which says what share of its requests waits too late, and how
         many it computes at once."""
         self._counters["forwarded"] += 1
         pod.num_unanswered -= 1
+        given_at, num_prompts = self._given.pop(number)
+        self._answered_at[number] = now
+        if num_prompts:
+            self._pace.answered(now - given_at, num_prompts)
         pod.max_num_seqs = self._max_num_seqs = max_num_seqs
         pod.num_late = late_share * pod.in_flight if late_share > MOSTLY_LATE else 0.0
 
@@ -107,6 +114,7 @@ class Gateway:
         flight = self._flights[number]
         flight.finished_at = now
         self._end(number, "finished", "finished")
+        self._pace.ended(now - self._answered_at.pop(number))
         pod = self._pod_of.pop(number)
         pod.num_late *= (pod.in_flight - 1) / pod.in_flight
         pod.in_flight -= 1
@@ -114,9 +122,11 @@ class Gateway:
 
     def lost(self, pod: Pod, numbers: Iterable[int]) -> None:
         """A pod is gone with these in hand."""
-        self._given.pop(pod, None)
+        self._blocks_of.pop(pod, None)
         for number in numbers:
             del self._pod_of[number]
+            self._given.pop(number, None)
+            self._answered_at.pop(number, None)
             pod.in_flight -= 1
             pod.num_unanswered -= self._flights[number].ttft_seconds is None
             self._end(number, "lost", "rejected" if self._flights[number].ttft_seconds is None else "failed")
@@ -161,8 +171,9 @@ class Gateway:
                 pod.in_flight += 1
                 pod.num_unanswered += 1
                 self._pod_of[number] = pod
+                self._given[number] = (now, 0.0 if pod.is_crowded else pod.num_prompts)
                 if self._rule == "prefix-aware":
-                    self._given.setdefault(pod, set()).update(_blocks(self._flights[number].arrival))
+                    self._blocks_of.setdefault(pod, set()).update(_blocks(self._flights[number].arrival))
                 return True
             pod.busy_until = now + BUSY_SECONDS
             refused_by.add(pod)
@@ -175,17 +186,17 @@ class Gateway:
         for pod in ready:
             if pod.max_num_seqs is None:
                 pod.max_num_seqs = self._max_num_seqs
-        least = min(ready, key=lambda one: (now < one.busy_until, one.load, one.last_picked))
+        least = min(ready, key=lambda one: (now < one.busy_until, one.load(self._pace), one.last_picked))
         blocks = _blocks(self._flights[number].arrival) if self._rule == "prefix-aware" else []
         if not blocks:
             return least
         known = {pod: self._num_known(pod, blocks) for pod in ready if now >= pod.busy_until}
-        best = max(known, key=lambda one: (known[one], -one.load), default=least)
+        best = max(known, key=lambda one: (known[one], -one.load(self._pace)), default=least)
         is_worth_it = known.get(best, 0) >= LEAST_SHARE * len(blocks)
         return best if is_worth_it and best.num_met <= least.num_met + MOST_LEAD else least
 
     def _num_known(self, pod: Pod, blocks: Sequence[Block]) -> int:
-        given = self._given.get(pod, set())
+        given = self._blocks_of.get(pod, set())
         return sum(1 for _ in takewhile(given.__contains__, blocks))
 
     def _end(self, number: int, fate: Fate, counter: str) -> None:

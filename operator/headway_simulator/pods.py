@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from headway_gateway.load import ReplicaLoad
 from headway_operator.state import Replica, Start
 from headway_simulator.engine import SimulatedEngine
 from headway_simulator.records import PodLife
@@ -29,16 +30,11 @@ Later = Callable[[float, Callable[[float], None]], None]
 
 # A replica that was told to stop exits once nothing is in flight and nothing has come for so long.
 QUIET_SECONDS = 1.0
-# As the gateway's: requests without a first token count as so many more, and those beyond a replica's places.
-UNANSWERED_WEIGHT, PLACE_WEIGHT = 8.0, 24.0
 
 
 @dataclass(slots=True, eq=False)
-class Pod:
-    """One replica. in_flight: requests that the gateway has given it and that have not ended. num_late: of
-    these, by its latest answer, those that wait too late to be answered in time, where they are most.
-    num_unanswered: of these, those without a first token. max_num_seqs: how many it computes at once, by its
-    latest answer, before which it is taken to be like the others; None before any.
+class Pod(ReplicaLoad):
+    """One replica.
 
     busy_until, last_picked: the gateway's. event_at: when its engine is next woken.
     """
@@ -51,26 +47,9 @@ class Pod:
     gone_at: float | None = None
     deletion_cost: int = 0
     engine: SimulatedEngine | None = None
-    in_flight: int = 0
-    num_late: float = 0.0
-    num_unanswered: int = 0
-    max_num_seqs: int | None = None
     busy_until: float = 0.0
     last_picked: int = 0
     event_at: float | None = None
-
-    @property
-    def num_met(self) -> float:
-        """Requests that a new one meets there."""
-        return max(0.0, self.in_flight - self.num_late)
-
-    @property
-    def load(self) -> float:
-        """What a new request waits for there, as the gateway counts it."""
-        ahead = UNANSWERED_WEIGHT * max(0.0, self.num_unanswered - self.num_late)
-        if self.max_num_seqs is None:
-            return self.num_met + ahead
-        return self.num_met + ahead + PLACE_WEIGHT * max(0.0, self.num_met + 1 - self.max_num_seqs)
 
     def as_replica(self, revision: str) -> Replica:
         """As the cluster reports it."""

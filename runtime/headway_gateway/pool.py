@@ -4,9 +4,9 @@ The rule: of the ready backends, the one with the fewest requests of this gatewa
 meets. Those count several times that are to be streamed and of whose answer nothing has come: what decodes
 hardly holds up a new prompt, other prompts do, and a new backend would else be given one after another until
 it has as many requests as all others. (Of an answer in one piece nobody knows when it began, so it counts
-once.) So do those that are more than a backend computes at once, which it says with each answer: an end of
-an answer is waited for longer than a prompt. Among equals it is the one picked longest ago, so that a new
-backend is first in line.
+once.) Where a backend's places are taken, of which it tells with each answer, waiting for one counts as many
+prompts as take as long (`load.py`). Among equals it is the one picked longest ago, so that a new backend is
+first in line.
 Requests that wait too late to be answered in time let others pass, so where most do they are not met:
 replicas say their share with each answer.
 A backend that answered 503 moments ago comes after all others. One that could not be reached is left alone
@@ -31,6 +31,7 @@ from types import TracebackType
 from headway_gateway.backend import Backend, BackendEntry
 from headway_gateway.config import DEFAULT_MAX_WAITING_BYTES
 from headway_gateway.errors import AnswerError
+from headway_gateway.load import Pace
 from headway_gateway.routing import Routing
 from headway_gateway.shares import Shares
 
@@ -47,7 +48,16 @@ DEFAULT_WAITING_TIMEOUT_SECONDS = 30.0
 class Lease:
     """The right to send one request to one backend; counted in flight until it is left."""
 
-    __slots__ = ("_is_awaited", "_is_open", "_is_probe", "_pool", "backend")
+    __slots__ = (
+        "_answered_at",
+        "_given_at",
+        "_is_awaited",
+        "_is_open",
+        "_is_probe",
+        "_num_prompts",
+        "_pool",
+        "backend",
+    )
 
     def __init__(self, pool: "BackendPool", backend: Backend, *, is_probe: bool, is_streamed: bool) -> None:
         self.backend = backend
@@ -56,6 +66,10 @@ class Lease:
         # The first piece of a streamed answer will say that its prompt is computed.
         self._is_awaited = is_streamed
         self._is_open = True
+        self._given_at = asyncio.get_running_loop().time()
+        self._answered_at: float | None = None
+        # Where it has to wait for a place as well, the time to its first piece says nothing of prompts.
+        self._num_prompts = 0.0 if backend.is_crowded else backend.num_prompts
 
     def __enter__(self) -> "Lease":
         return self
@@ -92,6 +106,14 @@ class Lease:
 
     def mark_answered(self) -> None:
         """The first piece of its answer is here."""
+        if not self._is_awaited:
+            return
+        self._stop_awaiting()
+        self._answered_at = asyncio.get_running_loop().time()
+        if self._num_prompts:
+            self._pool.pace.answered(self._answered_at - self._given_at, self._num_prompts)
+
+    def _stop_awaiting(self) -> None:
         if self._is_awaited:
             self._is_awaited = False
             self.backend.num_unanswered -= 1
@@ -104,8 +126,10 @@ class Lease:
         """The request is over, however it ended."""
         if not self._is_open:
             return
-        self.mark_answered()
+        self._stop_awaiting()
         self._is_open = False
+        if self._answered_at is not None:
+            self._pool.pace.ended(asyncio.get_running_loop().time() - self._answered_at)
         self._pool.take_back(self.backend)
         if self._is_probe:
             self.backend.is_probed = False
@@ -128,7 +152,8 @@ class BackendPool:
     """The backends of the latest list, and the queue of requests that found none.
 
     routing: what the operator told last. has_list: whether a list of backends has come, even an empty one.
-    max_num_seqs: how many requests a backend computes at once, as the latest of all answers said.
+    max_num_seqs: how many requests a backend computes at once, as the latest of all answers said. pace: what
+    answers took.
     """
 
     def __init__(
@@ -142,6 +167,7 @@ class BackendPool:
         self.max_waiting_bytes = max_waiting_bytes
         self.has_list = False
         self.max_num_seqs: int | None = None
+        self.pace = Pace()
         self._waiting_for = ""
         self._shares = Shares({})
         self._backends: dict[str, Backend] = {}
@@ -348,7 +374,7 @@ class BackendPool:
             if backend.max_num_seqs is None:
                 backend.max_num_seqs = self.max_num_seqs
         now = asyncio.get_running_loop().time()
-        best = min(able, key=lambda one: (now < one.busy_until, one.load, one.last_picked))
+        best = min(able, key=lambda one: (now < one.busy_until, one.load(self.pace), one.last_picked))
         self._num_picks += 1
         best.last_picked = self._num_picks
         best.in_flight += 1

@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 from tests.gateway.pools import pool_of, ready, take, wait_for
 
-from headway_gateway.backend import PLACE_WEIGHT, UNANSWERED_WEIGHT, Backend, BackendEntry
-from headway_simulator import pods
+from headway_gateway.backend import BackendEntry
+from headway_gateway.load import Pace
 
 if TYPE_CHECKING:
     from tests.gateway.conftest import StartGateway, StartReplica
@@ -75,24 +75,6 @@ async def test_a_backend_that_could_not_be_reached_may_have_other_limits_now() -
     assert backend.max_num_seqs is None
 
 
-def test_the_simulator_counts_as_the_gateway_does() -> None:
-    assert (pods.UNANSWERED_WEIGHT, pods.PLACE_WEIGHT) == (UNANSWERED_WEIGHT, PLACE_WEIGHT)
-    pod, backend = pods.Pod("a", 0.0), Backend("a", "http://a:1", "ready")
-    for in_flight, num_unanswered, num_late, max_num_seqs in (
-        (0, 0, 0.0, None),
-        (7, 2, 0.0, None),
-        (7, 5, 4.0, None),
-        (7, 2, 4.5, 3),
-        (7, 2, 0.0, 7),
-        (7, 2, 0.0, 8),
-        (5, 5, 6.0, 1),
-    ):
-        for one in (pod, backend):
-            one.in_flight, one.num_unanswered = in_flight, num_unanswered
-            one.num_late, one.max_num_seqs = num_late, max_num_seqs
-        assert pod.load == backend.load
-
-
 async def test_one_that_has_a_prompt_to_compute_comes_after_one_that_answers_a_few_more() -> None:
     pool = pool_of("a", "b")
     leases = [await stream(pool) for _ in range(8)]
@@ -114,10 +96,11 @@ async def test_prompts_are_waited_for_rather_than_places() -> None:
         lease.mark_answered()
     for lease in [one for one in leases if one.backend.id == "b"][:3]:
         lease.release()
+    pool.pace = Pace(prompt_seconds=1.0, answer_seconds=20.0)
     # Three end at once, where as many come: "a" and "c" have no place for them.
     assert [(await stream(pool)).backend.id for _ in range(3)] == ["b", "b", "b"]
-    # Now all are full, and a place is the sooner free the fewer wait for one.
-    assert Counter([(await stream(pool)).backend.id for _ in range(6)]) == {"a": 2, "b": 2, "c": 2}
+    # Now all are full, and "b" has three prompts to compute besides.
+    assert Counter([(await stream(pool)).backend.id for _ in range(6)]) == {"a": 3, "c": 3}
 
 
 async def test_a_new_backend_beside_full_ones_is_not_given_all_that_comes() -> None:
@@ -127,9 +110,10 @@ async def test_a_new_backend_beside_full_ones_is_not_given_all_that_comes() -> N
         lease.mark_max_num_seqs(8)
         lease.mark_answered()
     pool.update(ready("a", "b", "new"))
+    pool.pace = Pace(prompt_seconds=1.0, answer_seconds=24.0)
     # Four prompts are waited for about as long as a place. The new one is taken to have as many as others.
     assert [(await stream(pool)).backend.id for _ in range(6)] == [*["new"] * 4, "a", "b"]
-    assert Counter([(await stream(pool)).backend.id for _ in range(30)]) == {"new": 12, "a": 9, "b": 9}
+    assert Counter([(await stream(pool)).backend.id for _ in range(30)]) == {"new": 8, "a": 11, "b": 11}
 
 
 async def test_those_whom_new_ones_overtake_take_no_place() -> None:
@@ -141,6 +125,29 @@ async def test_those_whom_new_ones_overtake_take_no_place() -> None:
     assert Counter([(await take(pool)).backend.id for _ in range(5)]) == {"a": 4, "b": 1}
 
 
+async def test_what_prompts_and_answers_take_is_measured_where_they_do_not_wait_for_places(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+    pool = pool_of("a")
+    first, second = [await stream(pool) for _ in range(2)]
+    first.mark_max_num_seqs(1)
+    now = 103.0
+    second.mark_answered()
+    assert pool.pace == Pace(prompt_seconds=1.5)  # there were two prompts to compute
+    # The next one has no place: there is but one, by what was said meanwhile.
+    third = await stream(pool)
+    now = 113.0
+    third.mark_answered()
+    third.release()
+    assert pool.pace == Pace(1.5, 0.0)
+    second.release()
+    assert pool.pace == Pace(1.5, 10.0 / 16)
+    first.release()  # whose answer never began
+    assert pool.pace == Pace(1.5, 10.0 / 16)
+
+
 async def test_a_request_that_ends_without_an_answer_is_not_awaited_any_more() -> None:
     pool = pool_of("a")
     leases = [await stream(pool) for _ in range(3)]
@@ -149,7 +156,7 @@ async def test_a_request_that_ends_without_an_answer_is_not_awaited_any_more() -
         lease.release()
         lease.mark_answered()
     (backend,) = pool.backends
-    assert (backend.num_unanswered, backend.load) == (0, 0.0)
+    assert (backend.num_unanswered, backend.load(pool.pace)) == (0, 0.0)
 
 
 async def test_requests_that_let_others_pass_are_not_counted() -> None:
@@ -169,9 +176,9 @@ async def test_what_was_late_is_forgotten_with_the_requests_and_with_the_replica
     leases[0].mark_late_share(0.8)
     for lease in leases[:5]:
         lease.release()
-    assert (backend.num_late, backend.load) == pytest.approx((4.0, 1.0))
+    assert (backend.num_late, backend.load(pool.pace)) == pytest.approx((4.0, 1.0))
     leases[5].mark_unreachable()
-    assert backend.load == backend.in_flight == 5
+    assert backend.load(pool.pace) == backend.in_flight == 5
 
 
 @pytest.mark.parametrize("state", ["draining", "unready"])

@@ -84,6 +84,27 @@ async def test_a_stream_is_awaited_until_its_first_piece_has_come(
     assert backend.num_unanswered == 0
 
 
+@pytest.mark.parametrize("how", ["refused", "replica dies", "client leaves"])
+async def test_a_stream_that_never_begins_is_awaited_no_longer_than_its_request(
+    start_replica: StartReplica, start_gateway: StartGateway, client: aiohttp.ClientSession, how: str
+) -> None:
+    replica = await start_replica("a")
+    gateway = await start_gateway(replica)
+    (backend,) = gateway.application.pool.backends
+    behave = {"refused": replica.refuses, "replica dies": replica.dies_before_the_head}
+    behave.get(how, replica.streams_by_hand)()
+    request = asyncio.create_task(client.post(f"{gateway.url}/v1/completions", json={"stream": True}))
+    if how == "client leaves":
+        await replica.next_stream()
+        assert (backend.in_flight, backend.num_unanswered) == (1, 1)
+        request.cancel()
+    else:
+        async with await request as response:
+            assert response.status in (502, 503)
+    await gateway.until(lambda: backend.in_flight == 0)
+    assert backend.num_unanswered == 0
+
+
 async def test_a_stream_faster_than_its_client_is_slowed_down_and_arrives_whole(
     start_replica: StartReplica, start_gateway: StartGateway, client: aiohttp.ClientSession
 ) -> None:

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 import pytest
@@ -259,7 +260,7 @@ def test_a_new_replica_is_not_given_prompts_faster_than_it_computes_them(build: 
     setting = build.setting(cold_start_seconds=10.0, initial_replicas=4)
     run = Simulation(load, setting, scripted({0: 4, 30: 5}, seen)).result()
     before, joining = (
-        [one.ttft_seconds or 0.0 for one in run.flights if 0.0 <= one.arrived_at - start < 5.0]
+        [one.ttft_seconds or inf for one in run.flights if 0.0 <= one.arrived_at - start < 5.0]
         for start in (BEGIN_SECONDS + 33.0, BEGIN_SECONDS + 40.0)
     )
     samples = [sample for at, sample, _ in seen if 35.0 <= at < 40.0]

@@ -1,0 +1,92 @@
+"""What a request would wait for at a replica, as far as one gateway knows; the simulator has it, too. No I/O.
+
+The unit is a request that decodes beside it. A prompt that is computed before its own holds it up far more,
+which a stream of which nothing has come stands for; and where all places are taken, it waits until an answer
+has ended. How many prompts take as long is measured.
+"""
+
+from dataclasses import dataclass
+
+# A prompt to be computed counts as so many more requests.
+UNANSWERED_WEIGHT = 8.0
+# Of a running mean, what the latest counts.
+LATEST_SHARE = 1 / 16
+# While nothing was measured: a place is left for each prompt that is computed, and where places are what is
+# short prompts take a third of a replica's time, say.
+ASSUMED_PROMPTS_PER_PLACE = 3.0
+MOST_PROMPTS_PER_PLACE = 100.0
+
+
+@dataclass(slots=True)
+class Pace:
+    """Running means of what a gateway sees of streamed answers; None before the first of each.
+
+    prompt_seconds: what a prompt takes, of requests that had a place at once. answer_seconds: from the first
+    piece of an answer to its end.
+    """
+
+    prompt_seconds: float | None = None
+    answer_seconds: float | None = None
+
+    def answered(self, seconds: float, num_prompts: float) -> None:
+        """A first piece came so long after its request was given to a replica, which had a place for it and
+        then so many prompts to compute, its own among them."""
+        self.prompt_seconds = _mean(self.prompt_seconds, seconds / max(1.0, num_prompts))
+
+    def ended(self, seconds: float) -> None:
+        """An answer has left its place so long after its first piece."""
+        self.answer_seconds = _mean(self.answer_seconds, seconds)
+
+    def prompts_per_place(self, max_num_seqs: int) -> float:
+        """How many prompts take as long as one of so many places is waited for, where all are taken."""
+        if not self.prompt_seconds or self.answer_seconds is None:
+            return ASSUMED_PROMPTS_PER_PLACE
+        return min(MOST_PROMPTS_PER_PLACE, self.answer_seconds / max_num_seqs / self.prompt_seconds)
+
+
+def _mean(so_far: float | None, latest: float) -> float:
+    return latest if so_far is None else so_far + LATEST_SHARE * (latest - so_far)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class ReplicaLoad:
+    """What one gateway has given a replica, and what the replica said of it.
+
+    num_late: of those in flight, by its latest answer, requests that wait too late to be answered in time;
+    0 where these are not most. num_unanswered: of those in flight, requests whose answer is to be streamed
+    and of which nothing has come. max_num_seqs: how many it computes at once, by its latest answer, before
+    which it is taken to be like the others; None before any answer.
+    """
+
+    in_flight: int = 0
+    num_late: float = 0.0
+    num_unanswered: int = 0
+    max_num_seqs: int | None = None
+
+    @property
+    def num_met(self) -> float:
+        """Requests that a new one meets there: it overtakes the late."""
+        return max(0.0, self.in_flight - self.num_late)
+
+    @property
+    def num_prompts(self) -> float:
+        """Of these, those whose prompts are to be computed, as far as it can be told."""
+        return max(0.0, self.num_unanswered - self.num_late)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a new one waits for a place."""
+        return self.max_num_seqs is not None and self.num_met >= self.max_num_seqs
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether some of them have no place."""
+        return self.max_num_seqs is not None and self.num_met > self.max_num_seqs
+
+    def load(self, pace: Pace) -> float:
+        """What a new one would wait for."""
+        prompts = self.num_prompts
+        if self.max_num_seqs is not None and self.is_full:
+            # One place: those who wait for theirs before it are not answered yet, and count as prompts.
+            prompts += pace.prompts_per_place(self.max_num_seqs)
+        return self.num_met + UNANSWERED_WEIGHT * prompts
