@@ -207,8 +207,8 @@ def _parsed(manifest: Manifest) -> Service:
 def _with_seen_gpus(manifest: Manifest) -> Manifest:
     """A pod sees the GPUs that it asks for, a process all: where there are any it counts as one that asks."""
     spec = parse(manifest).spec
-    is_asked = spec.device != "auto" or spec.has_gpu
-    if is_asked or not any(DEVICES.glob("nvidia[0-9]*")) or _hides_gpus(manifest):
+    is_decided = spec.device != "auto" or spec.has_gpu
+    if is_decided or not any(DEVICES.glob("nvidia[0-9]*")) or _hides_gpus(manifest):
         return manifest
     return {**manifest, "spec": {**manifest["spec"], "gpu": {}}}
 
@@ -223,7 +223,7 @@ def _hides_gpus(manifest: Manifest) -> bool:
         variables = fields.get("env") if fields.get("name") == RUNTIME_CONTAINER else ()
         for one in variables if isinstance(variables, list) else ():
             if as_map(one).get("name") == "CUDA_VISIBLE_DEVICES":
-                visible = one.get("value", visible)
+                visible = one.get("value", visible if "valueFrom" in one else "")
     return visible in ("", "-1")
 
 

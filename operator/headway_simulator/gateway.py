@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Literal
 
-from headway_gateway.load import Pace
+from headway_gateway.load import Given, Pace
 from headway_operator.samples import GatewaySample, Routing
 from headway_simulator.pods import Pod
 from headway_simulator.records import Fate, Flight
@@ -55,8 +55,7 @@ class Gateway:
         self._pods = pods
         self._send = send
         self._pod_of: dict[int, Pod] = {}
-        # When a request was given to its pod, and how many prompts that had then; 0 without a place.
-        self._given: dict[int, tuple[float, float]] = {}
+        self._given: dict[int, Given] = {}
         self._answered_at: dict[int, float] = {}
         self._pace = Pace()
         self._held: OrderedDict[int, None] = OrderedDict()
@@ -102,12 +101,10 @@ class Gateway:
         many it computes at once."""
         self._counters["forwarded"] += 1
         pod.num_unanswered -= 1
-        given_at, num_prompts = self._given.pop(number)
         self._answered_at[number] = now
-        if num_prompts:
-            self._pace.answered(now - given_at, num_prompts)
         pod.max_num_seqs = self._max_num_seqs = max_num_seqs
         pod.num_late = late_share * pod.in_flight if late_share > MOSTLY_LATE else 0.0
+        pod.note_answered(self._given.pop(number), self._pace, now)
 
     def finished(self, number: int, now: float) -> Pod:
         """An answer is complete; the pod that gave it."""
@@ -171,7 +168,7 @@ class Gateway:
                 pod.in_flight += 1
                 pod.num_unanswered += 1
                 self._pod_of[number] = pod
-                self._given[number] = (now, 0.0 if pod.is_crowded else pod.num_prompts)
+                self._given[number] = pod.given(now)
                 if self._rule == "prefix-aware":
                     self._blocks_of.setdefault(pod, set()).update(_blocks(self._flights[number].arrival))
                 return True

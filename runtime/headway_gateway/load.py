@@ -22,7 +22,7 @@ class Pace:
     """Running means of what a gateway sees of streamed answers; None before the first of each.
 
     prompt_seconds: what a prompt takes, of requests that had a place at once. answer_seconds: from the first
-    piece of an answer to its end.
+    piece of an answer to its end; none of broken ones.
     """
 
     prompt_seconds: float | None = None
@@ -46,6 +46,16 @@ class Pace:
 
 def _mean(so_far: float | None, latest: float) -> float:
     return latest if so_far is None else so_far + LATEST_SHARE * (latest - so_far)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A request was given to a replica with `num_prompts` to compute and `num_met` requests in all,
+    its own among them."""
+
+    at: float
+    num_prompts: float
+    num_met: float
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -78,15 +88,21 @@ class ReplicaLoad:
         """Whether a new one waits for a place."""
         return self.max_num_seqs is not None and self.num_met >= self.max_num_seqs
 
-    @property
-    def is_crowded(self) -> bool:
-        """Whether some of them have no place."""
-        return self.max_num_seqs is not None and self.num_met > self.max_num_seqs
+    def given(self, now: float) -> Given:
+        """Of the request that was given to it last, and is counted."""
+        return Given(now, self.num_prompts, self.num_met)
+
+    def note_answered(self, given: Given, pace: Pace, now: float) -> None:
+        """The first piece of a stream is here. Where it waited for a place, or the late let others pass, its
+        time says nothing of prompts."""
+        if self.max_num_seqs is not None and given.num_met <= self.max_num_seqs and not self.num_late:
+            pace.answered(now - given.at, given.num_prompts)
 
     def load(self, pace: Pace) -> float:
         """What a new one would wait for."""
         prompts = self.num_prompts
         if self.max_num_seqs is not None and self.is_full:
-            # One place: those who wait for theirs before it are not answered yet, and count as prompts.
-            prompts += pace.prompts_per_place(self.max_num_seqs)
+            # One place: those who wait for theirs before it are prompts, too, streamed or not.
+            waiting = self.num_met - self.max_num_seqs
+            prompts = max(prompts, waiting) + pace.prompts_per_place(self.max_num_seqs)
         return self.num_met + UNANSWERED_WEIGHT * prompts

@@ -4,9 +4,9 @@ The rule: of the ready backends, the one with the fewest requests of this gatewa
 meets. Those count several times that are to be streamed and of whose answer nothing has come: what decodes
 hardly holds up a new prompt, other prompts do, and a new backend would else be given one after another until
 it has as many requests as all others. (Of an answer in one piece nobody knows when it began, so it counts
-once.) Where a backend's places are taken, of which it tells with each answer, waiting for one counts as many
-prompts as take as long (`load.py`). Among equals it is the one picked longest ago, so that a new backend is
-first in line.
+once.) Where all places of a backend are taken, whose number it tells with each answer, waiting for one counts
+as many prompts as take as long (`load.py`). Among equals it is the one picked longest ago, so that a new
+backend is first in line.
 Requests that wait too late to be answered in time let others pass, so where most do they are not met:
 replicas say their share with each answer.
 A backend that answered 503 moments ago comes after all others. One that could not be reached is left alone
@@ -50,11 +50,10 @@ class Lease:
 
     __slots__ = (
         "_answered_at",
-        "_given_at",
+        "_given",
         "_is_awaited",
         "_is_open",
         "_is_probe",
-        "_num_prompts",
         "_pool",
         "backend",
     )
@@ -66,10 +65,8 @@ class Lease:
         # The first piece of a streamed answer will say that its prompt is computed.
         self._is_awaited = is_streamed
         self._is_open = True
-        self._given_at = asyncio.get_running_loop().time()
+        self._given = backend.given(asyncio.get_running_loop().time())
         self._answered_at: float | None = None
-        # Where it has to wait for a place as well, the time to its first piece says nothing of prompts.
-        self._num_prompts = 0.0 if backend.is_crowded else backend.num_prompts
 
     def __enter__(self) -> "Lease":
         return self
@@ -104,14 +101,19 @@ class Lease:
         """It said how many requests it computes at once."""
         self.backend.max_num_seqs = self._pool.max_num_seqs = number
 
-    def mark_answered(self) -> None:
-        """The first piece of its answer is here."""
+    def mark_answered(self, *, is_measured: bool) -> None:
+        """The first piece of its answer is here. is_measured: whether that came of a prompt."""
         if not self._is_awaited:
             return
         self._stop_awaiting()
-        self._answered_at = asyncio.get_running_loop().time()
-        if self._num_prompts:
-            self._pool.pace.answered(self._answered_at - self._given_at, self._num_prompts)
+        if is_measured:
+            self._answered_at = asyncio.get_running_loop().time()
+            self.backend.note_answered(self._given, self._pool.pace, self._answered_at)
+
+    def mark_ended(self) -> None:
+        """All of its answer is here."""
+        if self._answered_at is not None:
+            self._pool.pace.ended(asyncio.get_running_loop().time() - self._answered_at)
 
     def _stop_awaiting(self) -> None:
         if self._is_awaited:
@@ -128,8 +130,6 @@ class Lease:
             return
         self._stop_awaiting()
         self._is_open = False
-        if self._answered_at is not None:
-            self._pool.pace.ended(asyncio.get_running_loop().time() - self._answered_at)
         self._pool.take_back(self.backend)
         if self._is_probe:
             self.backend.is_probed = False
@@ -346,7 +346,6 @@ class BackendPool:
         """Leave `backend` alone for a while, twice as long as the last time it needed it."""
         backend.is_suspect = backend.is_resting = True
         backend.num_late = 0.0
-        backend.max_num_seqs = None
         backend.is_probed = False
         backend.rest_seconds = min(backend.rest_seconds * 2 or FIRST_REST_SECONDS, LONGEST_REST_SECONDS)
         # The timer alone ends the rest; comparing times would trust it to be exact, which it is not.

@@ -163,8 +163,11 @@ class Proxy:
                             lease.mark_max_num_seqs(max_num_seqs)
                         exchange.head_at = asyncio.get_running_loop().time()
                         await exchange.relay.await_first(upstream)
-                        lease.mark_answered()
-                        return await self._relay(exchange, upstream, lease.backend.revision)
+                        # What says how many it computes at once is the answer to a generation.
+                        lease.mark_answered(is_measured=max_num_seqs is not None)
+                        response = await self._relay(exchange, upstream, lease.backend.revision)
+                        lease.mark_ended()
+                        return response
                 except ReplicaDiedError as error:
                     self._note_death(exchange, lease, error)
 

@@ -56,31 +56,22 @@ async def stream(pool: BackendPool) -> Lease:
 async def test_a_new_backend_is_not_given_prompts_faster_than_it_answers_them() -> None:
     pool = pool_of("old")
     for _ in range(72):
-        (await stream(pool)).mark_answered()
+        (await stream(pool)).mark_answered(is_measured=True)
     pool.update(ready("old", "new"))
     first = [await stream(pool) for _ in range(10)]
     # Eight prompts stand for as many requests as the old one answers.
     assert [lease.backend.id for lease in first] == [*["new"] * 8, "old", "new"]
     for lease in first:
-        lease.mark_answered()
+        lease.mark_answered(is_measured=True)
     assert {(await stream(pool)).backend.id for _ in range(6)} == {"new"}
-
-
-async def test_a_backend_that_could_not_be_reached_may_have_other_limits_now() -> None:
-    pool = pool_of("a")
-    lease = await take(pool)
-    lease.mark_max_num_seqs(4)
-    lease.mark_unreachable()
-    (backend,) = pool.backends
-    assert backend.max_num_seqs is None
 
 
 async def test_one_that_has_a_prompt_to_compute_comes_after_one_that_answers_a_few_more() -> None:
     pool = pool_of("a", "b")
     leases = [await stream(pool) for _ in range(8)]
     for lease in leases:
-        lease.mark_answered()
-        lease.mark_answered()  # twice is once
+        lease.mark_answered(is_measured=True)
+        lease.mark_answered(is_measured=True)  # twice is once
     next(lease for lease in leases if lease.backend.id == "a").release()
     assert (await stream(pool)).backend.id == "a"
     # Now both have four, of which "a" has yet to begin with one.
@@ -93,7 +84,7 @@ async def test_prompts_are_waited_for_rather_than_places() -> None:
     leases = [await stream(pool) for _ in range(12)]
     for lease in leases:
         lease.mark_max_num_seqs(4)
-        lease.mark_answered()
+        lease.mark_answered(is_measured=True)
     for lease in [one for one in leases if one.backend.id == "b"][:3]:
         lease.release()
     pool.pace = Pace(prompt_seconds=1.0, answer_seconds=20.0)
@@ -108,7 +99,7 @@ async def test_a_new_backend_beside_full_ones_is_not_given_all_that_comes() -> N
     for _ in range(16):
         lease = await stream(pool)
         lease.mark_max_num_seqs(8)
-        lease.mark_answered()
+        lease.mark_answered(is_measured=True)
     pool.update(ready("a", "b", "new"))
     pool.pace = Pace(prompt_seconds=1.0, answer_seconds=24.0)
     # Four prompts are waited for about as long as a place. The new one is taken to have as many as others.
@@ -125,36 +116,41 @@ async def test_those_whom_new_ones_overtake_take_no_place() -> None:
     assert Counter([(await take(pool)).backend.id for _ in range(5)]) == {"a": 4, "b": 1}
 
 
-async def test_what_prompts_and_answers_take_is_measured_where_they_do_not_wait_for_places(
+async def test_what_prompts_and_answers_take_is_measured_where_nothing_else_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
     pool = pool_of("a")
-    first, second = [await stream(pool) for _ in range(2)]
-    first.mark_max_num_seqs(1)
+    unknown, first, second, third, refused = [await stream(pool) for _ in range(5)]
     now = 103.0
-    second.mark_answered()
-    assert pool.pace == Pace(prompt_seconds=1.5)  # there were two prompts to compute
-    # The next one has no place: there is but one, by what was said meanwhile.
-    third = await stream(pool)
+    unknown.mark_answered(is_measured=True)
+    assert pool.pace == Pace()  # nobody knows yet how many places there are
+    unknown.mark_max_num_seqs(3)
+    second.mark_answered(is_measured=True)
+    assert pool.pace == Pace(prompt_seconds=1.0)  # it was the third of three prompts
+    third.mark_answered(is_measured=True)
+    assert pool.pace == Pace(1.0)  # it had no place, but was the fourth
+    refused.mark_answered(is_measured=False)
+    second.mark_late_share(0.8)
+    first.mark_answered(is_measured=True)
+    assert pool.pace == Pace(1.0)  # it may have let others pass
     now = 113.0
-    third.mark_answered()
-    third.release()
-    assert pool.pace == Pace(1.5, 0.0)
-    second.release()
-    assert pool.pace == Pace(1.5, 10.0 / 16)
-    first.release()  # whose answer never began
-    assert pool.pace == Pace(1.5, 10.0 / 16)
+    second.mark_ended()
+    assert pool.pace == Pace(1.0, 10.0)
+    refused.mark_ended()
+    for lease in (unknown, first, second, third, refused):
+        lease.release()
+    assert pool.pace == Pace(1.0, 10.0)
 
 
 async def test_a_request_that_ends_without_an_answer_is_not_awaited_any_more() -> None:
     pool = pool_of("a")
     leases = [await stream(pool) for _ in range(3)]
-    leases[0].mark_answered()
+    leases[0].mark_answered(is_measured=True)
     for lease in leases:
         lease.release()
-        lease.mark_answered()
+        lease.mark_answered(is_measured=True)
     (backend,) = pool.backends
     assert (backend.num_unanswered, backend.load(pool.pace)) == (0, 0.0)
 

@@ -21,6 +21,7 @@ from headway_gateway.load import (
         pytest.param({"in_flight": 7, "max_num_seqs": 8}, 7, id="a place is free"),
         pytest.param({"in_flight": 8, "max_num_seqs": 8}, 8 + 8 * 5, id="no place is free"),
         pytest.param({"in_flight": 10, "max_num_seqs": 8, "num_unanswered": 2}, 10 + 8 * 7, id="two wait"),
+        pytest.param({"in_flight": 10, "max_num_seqs": 8}, 10 + 8 * 7, id="two wait, not for a stream"),
         pytest.param({"in_flight": 10, "max_num_seqs": 8, "num_late": 3.0}, 7, id="who waits is late"),
     ],
 )

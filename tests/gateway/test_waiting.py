@@ -244,7 +244,7 @@ async def test_a_client_that_leaves_while_it_waits_is_not_sent_to_a_replica(
 async def test_prompts_of_those_who_waited_count_as_soon_as_they_are_given_away() -> None:
     pool = pool_of("a")
     for _ in range(18):
-        (await take(pool, is_streamed=True)).mark_answered()
+        (await take(pool, is_streamed=True)).mark_answered(is_measured=True)
     pool.update([BackendEntry("a", "http://a:1", "unready")])
     tasks = [asyncio.create_task(take(pool, is_streamed=True)) for _ in range(20)]
     await wait_for(pool, 20)

@@ -270,6 +270,7 @@ def test_trims_go_back_while_nothing_is_wrong(fleet: Fleet) -> None:
     ("running", "waiting", "limit", "want"),
     [
         pytest.param(29, 3, 29, 33, id="all are taken"),
+        pytest.param(32, 3, 32, 32, id="all are taken, and there should hardly be more"),
         pytest.param(20, 0, 29, 29, id="some are left"),
         pytest.param(37, 3, 37, 37, id="all are taken, and there should be fewer"),
         pytest.param(29, 3, 33, 33, id="there are as many as there should be"),
@@ -283,6 +284,14 @@ def test_a_few_more_places_are_worth_a_change_where_all_are_taken(
     decision, _ = fleet.decide()
     assert decision.limits.max_num_seqs == want
     assert decision.cause == ("RaisedBatchLimit" if want > limit else "Steady")
+
+
+def test_they_are_not_while_tpot_is_missed(fleet: Fleet) -> None:
+    fleet.violated("tpot")
+    fleet.gauges |= {"running": 29, "waiting": 3, "limits": Limits(29, 2048)}
+    fleet.memory = replace(fleet.memory, limits=Limits(29, 2048))
+    decision, _ = fleet.decide()
+    assert decision.limits.max_num_seqs <= 29
 
 
 def test_limits_are_looked_at_again_after_fifteen_seconds(fleet: Fleet) -> None:
