@@ -83,11 +83,6 @@ class ReplicaLoad:
         """Of these, those whose prompts are to be computed, as far as it can be told."""
         return max(0.0, self.num_unanswered - self.num_late)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether a new one waits for a place."""
-        return self.max_num_seqs is not None and self.num_met >= self.max_num_seqs
-
     def given(self, now: float) -> Given:
         """Of the request that was given to it last, and is counted."""
         return Given(now, self.num_prompts, self.num_met)
@@ -101,7 +96,7 @@ class ReplicaLoad:
     def load(self, pace: Pace) -> float:
         """What a new one would wait for."""
         prompts = self.num_prompts
-        if self.max_num_seqs is not None and self.is_full:
+        if self.max_num_seqs is not None and self.num_met >= self.max_num_seqs:
             # One place: those who wait for theirs before it are prompts, too, streamed or not.
             waiting = self.num_met - self.max_num_seqs
             prompts = max(prompts, waiting) + pace.prompts_per_place(self.max_num_seqs)
