@@ -28,8 +28,6 @@ from headway_simulator.trace import Arrival
 
 # Until the operator says what the service's spec does.
 FIRST_ROUTING = Routing(max_waiting=1024, waiting_timeout_seconds=30.0)
-BUSY_SECONDS = 0.5
-MOSTLY_LATE = 0.5
 LEAST_SHARE = 0.5
 MOST_LEAD = 8
 
@@ -103,7 +101,7 @@ class Gateway:
         pod.num_unanswered -= 1
         self._answered_at[number] = now
         pod.max_num_seqs = self._max_num_seqs = max_num_seqs
-        pod.num_late = late_share * pod.in_flight if late_share > MOSTLY_LATE else 0.0
+        pod.note_late_share(late_share)
         pod.note_answered(self._given.pop(number), self._pace, now)
 
     def finished(self, number: int, now: float) -> Pod:
@@ -113,8 +111,7 @@ class Gateway:
         self._end(number, "finished", "finished")
         self._pace.ended(now - self._answered_at.pop(number))
         pod = self._pod_of.pop(number)
-        pod.num_late *= (pod.in_flight - 1) / pod.in_flight
-        pod.in_flight -= 1
+        pod.take_back()
         return pod
 
     def lost(self, pod: Pod, numbers: Iterable[int]) -> None:
@@ -172,7 +169,7 @@ class Gateway:
                 if self._rule == "prefix-aware":
                     self._blocks_of.setdefault(pod, set()).update(_blocks(self._flights[number].arrival))
                 return True
-            pod.busy_until = now + BUSY_SECONDS
+            pod.note_busy(now)
             refused_by.add(pod)
         if not refused_by:
             return False
@@ -183,7 +180,7 @@ class Gateway:
         for pod in ready:
             if pod.max_num_seqs is None:
                 pod.max_num_seqs = self._max_num_seqs
-        least = min(ready, key=lambda one: (now < one.busy_until, one.load(self._pace), one.last_picked))
+        least = min(ready, key=lambda one: one.rank(self._pace, now))
         blocks = _blocks(self._flights[number].arrival) if self._rule == "prefix-aware" else []
         if not blocks:
             return least

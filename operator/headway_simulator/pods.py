@@ -34,10 +34,7 @@ QUIET_SECONDS = 1.0
 
 @dataclass(slots=True, eq=False)
 class Pod(ReplicaLoad):
-    """One replica.
-
-    busy_until, last_picked: the gateway's. event_at: when its engine is next woken.
-    """
+    """One replica. event_at: when its engine is next woken."""
 
     name: str
     created_at: float
@@ -47,8 +44,6 @@ class Pod(ReplicaLoad):
     gone_at: float | None = None
     deletion_cost: int = 0
     engine: SimulatedEngine | None = None
-    busy_until: float = 0.0
-    last_picked: int = 0
     event_at: float | None = None
 
     def as_replica(self, revision: str) -> Replica:

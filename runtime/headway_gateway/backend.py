@@ -23,16 +23,13 @@ class Backend(ReplicaLoad):
     """A replica's entry with what this gateway knows of it. Only `pool.py` writes it.
 
     A backend that refused a connection is suspect. It rests for `rest_seconds`, then one request may probe
-    it; it rests twice as long if that fails too. One that answered 503 is avoided until `busy_until` where
-    there is another choice.
+    it; it rests twice as long if that fails too.
     """
 
     id: str
     url: str
     state: BackendState
     revision: str = ""
-    last_picked: int = 0
-    busy_until: float = 0.0
     is_suspect: bool = False
     is_resting: bool = False
     is_probed: bool = False

@@ -15,6 +15,11 @@ LATEST_SHARE = 1 / 16
 # short prompts take a third of a replica's time, say.
 ASSUMED_PROMPTS_PER_PLACE = 3.0
 MOST_PROMPTS_PER_PLACE = 100.0
+# Where more of the requests wait too late than this, a new one overtakes them; fewer only say that the
+# replica is slow at the moment, so that one more had better go elsewhere.
+MOSTLY_LATE = 0.5
+# One that answered 503 comes after all others for so long.
+BUSY_SECONDS = 0.5
 
 
 @dataclass(slots=True)
@@ -65,13 +70,16 @@ class ReplicaLoad:
     num_late: of those in flight, by its latest answer, requests that wait too late to be answered in time;
     0 where these are not most. num_unanswered: of those in flight, requests whose answer is to be streamed
     and of which nothing has come. max_num_seqs: how many it computes at once, by its latest answer, before
-    which it is taken to be like the others; None before any answer.
+    which it is taken to be like the others; None before any answer. busy_until: when it will again be chosen
+    like the others, after a 503. last_picked: the number of the choice that fell on it last.
     """
 
     in_flight: int = 0
     num_late: float = 0.0
     num_unanswered: int = 0
     max_num_seqs: int | None = None
+    busy_until: float = 0.0
+    last_picked: int = 0
 
     @property
     def num_met(self) -> float:
@@ -92,6 +100,23 @@ class ReplicaLoad:
         time says nothing of prompts."""
         if self.max_num_seqs is not None and given.num_met <= self.max_num_seqs and not self.num_late:
             pace.answered(now - given.at, given.num_prompts)
+
+    def note_late_share(self, share: float) -> None:
+        """It said what share of its requests waits too late; this gateway's are taken to be no others."""
+        self.num_late = share * self.in_flight if share > MOSTLY_LATE else 0.0
+
+    def note_busy(self, now: float) -> None:
+        """It answered 503."""
+        self.busy_until = now + BUSY_SECONDS
+
+    def take_back(self) -> None:
+        """One request less in flight; it was late as likely as any other there."""
+        self.num_late *= (self.in_flight - 1) / self.in_flight
+        self.in_flight -= 1
+
+    def rank(self, pace: Pace, now: float) -> tuple[bool, float, int]:
+        """Of several, the one with the least takes the next request."""
+        return now < self.busy_until, self.load(pace), self.last_picked
 
     def load(self, pace: Pace) -> float:
         """What a new one would wait for."""

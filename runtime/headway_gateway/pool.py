@@ -37,8 +37,6 @@ from headway_gateway.shares import Shares
 
 FIRST_REST_SECONDS = 0.1
 LONGEST_REST_SECONDS = 2.0
-BUSY_SECONDS = 0.5
-MOSTLY_LATE = 0.5
 RETRY_AFTER_SECONDS = 2
 # Nobody knows when a suspended service is resumed; clients need not ask every moment.
 SUSPENDED_RETRY_AFTER_SECONDS = 60
@@ -91,11 +89,8 @@ class Lease:
             self._pool.let_rest(self.backend)
 
     def mark_late_share(self, share: float) -> None:
-        """It said what share of its requests waits too late; this gateway's are taken to be no others.
-
-        Few of them only say that it is slow at the moment, so that one more had better go elsewhere.
-        """
-        self.backend.num_late = share * self.backend.in_flight if share > MOSTLY_LATE else 0.0
+        """It said what share of its requests waits too late."""
+        self.backend.note_late_share(share)
 
     def mark_max_num_seqs(self, number: int) -> None:
         """It said how many requests it computes at once."""
@@ -122,7 +117,7 @@ class Lease:
 
     def mark_busy(self) -> None:
         """It answered 503: prefer others for a moment."""
-        self.backend.busy_until = asyncio.get_running_loop().time() + BUSY_SECONDS
+        self.backend.note_busy(asyncio.get_running_loop().time())
 
     def release(self) -> None:
         """The request is over, however it ended."""
@@ -337,9 +332,8 @@ class BackendPool:
             self._leave(waiter)
 
     def take_back(self, backend: Backend) -> None:
-        """One request less in flight; it was late as likely as any other there."""
-        backend.num_late *= (backend.in_flight - 1) / backend.in_flight
-        backend.in_flight -= 1
+        """One request less in flight."""
+        backend.take_back()
         self._num_in_flight -= 1
 
     def let_rest(self, backend: Backend) -> None:
@@ -373,7 +367,7 @@ class BackendPool:
             if backend.max_num_seqs is None:
                 backend.max_num_seqs = self.max_num_seqs
         now = asyncio.get_running_loop().time()
-        best = min(able, key=lambda one: (now < one.busy_until, one.load(self.pace), one.last_picked))
+        best = min(able, key=lambda one: one.rank(self.pace, now))
         self._num_picks += 1
         best.last_picked = self._num_picks
         best.in_flight += 1
