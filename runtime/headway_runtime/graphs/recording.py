@@ -123,13 +123,18 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.overloadpacket in WAITING:
             raise RuntimeError(f"{func} cannot be captured: the host waits for the device")
         out = func(*args, **kwargs)
+        if func.overloadpacket in ALLOCATIONS:
+            # No kernel writes it until it is replayed, and operators read it now, as indices, too.
+            for one in _tensors(out):
+                one.zero_()
         self._work.add_operator(func, args, kwargs, out)
         return out
 
 
 @contextmanager
 def _kernels_recorded(work: RecordedWork) -> "Iterator[None]":
-    """Launches of interpreted kernels, which are no operators of PyTorch."""
+    """Launches of interpreted kernels, which are no operators of PyTorch. None runs, as under a stream's
+    capture none does."""
     from triton.runtime.interpreter import GridExecutor
 
     launch = GridExecutor.__call__
@@ -140,7 +145,6 @@ def _kernels_recorded(work: RecordedWork) -> "Iterator[None]":
                 launch(executor, *args, **kwargs)
 
         work.add_kernel(executor.fn.__name__, run)
-        run()
 
     GridExecutor.__call__ = recorded
     try:
