@@ -36,7 +36,8 @@ limits that change.
 import gc
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from headway_operator.samples import Limits
@@ -76,8 +77,8 @@ HOPELESS_SHARE = 0.15
 ROUNDING = 1e-6
 
 Told = Callable[[float], None]
-# What became of an interval's arrivals, by limits, interval and number of replicas.
-Ends = dict[tuple[Limits, int, int], list[Flight]]
+# How many of an interval's arrivals missed, by limits, interval and number of replicas.
+Ends = dict[tuple[Limits, int, int], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +120,13 @@ def find_oracle(
     setting = _free(_without_faults(setting))
     target = target_of(setting.service.spec)
     search = _Search(trace, setting, target, {} if ends is None else ends, judged_from_seconds)
-    limits = search.choose_limits()
-    search.limits = limits
-    tables = []
-    for table in tables_of(search, num_processes):
-        tables.append(table)
-        told(0.5 * len(tables) / search.num_intervals)
-    return search.cheapest(tables, budget, lambda share: told(0.5 + 0.5 * share))
+    with _collector_leaves_what_is_here():
+        search.limits = search.choose_limits()
+        tables = []
+        for table in tables_of(search, num_processes):
+            tables.append(table)
+            told(0.5 * len(tables) / search.num_intervals)
+        return search.cheapest(tables, budget, lambda share: told(0.5 + 0.5 * share))
 
 
 def budget_for(trace: Trace) -> int:
@@ -321,11 +322,11 @@ class _Search:
         """Of an interval's arrivals, those that miss on so many replicas."""
         key = (self.limits, index, number)
         if key not in self._ends:
-            self._ends[key] = self._served(index, number)
-        targets = self._target.targets
-        return sum(
-            not one.meets(targets.ttft_milliseconds, targets.tpot_milliseconds) for one in self._ends[key]
-        )
+            targets, served = self._target.targets, self._served(index, number)
+            self._ends[key] = sum(
+                not one.meets(targets.ttft_milliseconds, targets.tpot_milliseconds) for one in served
+            )
+        return self._ends[key]
 
     def _served(self, index: int, number: int) -> list[Flight]:
         """What becomes of an interval's arrivals on so many replicas."""
@@ -356,6 +357,17 @@ class _Search:
 
     def _most(self) -> int:
         return min(self._target.max_replicas, self._setting.conditions.most_pods)
+
+
+@contextmanager
+def _collector_leaves_what_is_here() -> Iterator[None]:
+    """A load's arrivals are many, and stay; `_let_go` would look through them each time."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _let_go() -> None:
