@@ -23,7 +23,7 @@ def ceilings(device: str) -> Ceilings:
     source = torch.ones(COPY_BYTES // (1 if is_cuda else 256) // 2, dtype=torch.bfloat16, device=device)
     target = torch.empty_like(source)
     copy = milliseconds(lambda: target.copy_(source), device)
-    size = PRODUCT_SIZE // (1 if is_cuda else 16)
+    size = PRODUCT_SIZE // (1 if is_cuda else 64)
     left, right = (torch.randn(size, size, dtype=torch.bfloat16, device=device) for _ in range(2))
     product = milliseconds(lambda: left @ right, device)
     operations = 2 * size**3 * 1e3
