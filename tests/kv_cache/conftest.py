@@ -52,6 +52,10 @@ class Rows:
     rotation: tuple[Tensor, Tensor]
     rotated: Tensor
 
+    def only(self, row: int) -> "Rows":
+        own = slice(row, row + 1)
+        return Rows(self.qkv[own], (self.rotation[0][own], self.rotation[1][own]), self.rotated[own])
+
 
 class Paged:
     """One layer's cache of random numbers, blocks in random order, and steps over it.
@@ -129,16 +133,19 @@ class Paged:
         rotation = (rows.rotation[0].clone(), rows.rotation[1].clone())
         return attend(rows.qkv.clone(), rotation, self.layer, self.cache, inputs)
 
-    def want(self, rows: Rows, row: int, table: Tensor, position: int) -> Tensor:
-        """What one row attends to, in float32, of what the cache holds now."""
-        by_head = self.kv.by_head(table, torch.float32)[:, : position + 1]
+    def want(self, rows: Rows, table: Tensor, first: int) -> Tensor:
+        """What rows at positions from `first` on attend to, in float32, of what the cache holds now."""
+        positions = range(first, first + len(rows.rotated))
+        by_head = self.kv.by_head(table, torch.float32)[:, : positions.stop]
         key, value = by_head.chunk(2)
-        query = rows.rotated[row, : self.heads * self.groups].view(self.heads, self.groups, self.dim)
+        query = rows.rotated[:, : self.heads * self.groups].unflatten(1, (self.heads, self.groups))
         scores = query @ key.transpose(1, 2) * self.layer.scale
         if self.layer.soft_cap is not None:
             scores = self.layer.soft_cap * (scores / self.layer.soft_cap).tanh()
-        scores[..., : self.layer.first_seen(position)] = -math.inf
-        return (scores.softmax(-1) @ value).flatten()
+        for row, position in enumerate(positions):
+            scores[row, ..., position + 1 :] = -math.inf
+            scores[row, ..., : self.layer.first_seen(position)] = -math.inf
+        return (scores.softmax(-1) @ value).flatten(1)
 
 
 @pytest.fixture

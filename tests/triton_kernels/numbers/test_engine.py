@@ -68,6 +68,9 @@ def test_a_model_with_grouped_queries_gives_the_same_tokens(
     kv_cache_dtype: KVCacheDtype, generate: Callable[..., list[list[int]]], prompts: list[list[int]]
 ) -> None:
     model = "bundled://headway-tiny"
+    if kv_cache_dtype != "auto":
+        # An interpreter takes its time for each token; these are still cut, and go beside decodes.
+        prompts = [prompt[:24] for prompt in prompts]
 
     want = generate("torch", model, prompts, kv_cache_dtype=kv_cache_dtype)
     got = generate("triton", model, prompts, kv_cache_dtype=kv_cache_dtype)
