@@ -138,7 +138,7 @@ class Paged:
         positions = range(first, first + len(rows.rotated))
         by_head = self.kv.by_head(table, torch.float32)[:, : positions.stop]
         key, value = by_head.chunk(2)
-        query = rows.rotated[:, : self.heads * self.groups].unflatten(1, (self.heads, self.groups))
+        query = rows.rotated[:, : self.heads * self.groups].reshape(-1, self.heads, self.groups, self.dim)
         scores = query @ key.transpose(1, 2) * self.layer.scale
         if self.layer.soft_cap is not None:
             scores = self.layer.soft_cap * (scores / self.layer.soft_cap).tanh()
