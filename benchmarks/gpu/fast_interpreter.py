@@ -1,4 +1,4 @@
-"""Triton's interpreter without what it does over and over: small kernels take a third of the time.
+"""Triton's interpreter without what it does over and over: small kernels take two fifths of the time.
 
 For processes that interpret for good, which are those of tests and of `--smoke`. Written against Triton 3.9's
 `runtime/interpreter.py`, of which it replaces parts that are not public.

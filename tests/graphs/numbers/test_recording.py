@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 from headway_runtime.graphs.forms import StepForm
 from headway_runtime.graphs.recording import Recorder
+from headway_runtime.kernels.triton.norm import Norm
 from headway_runtime.layers.norm import RMSNorm
 from headway_runtime.models.decoder import Decoder
 
@@ -159,6 +161,24 @@ def test_a_number_of_the_host_stays_what_it_was_when_recorded(
     plain = start(enforce_eager=True)
     plain.add("three", [3], max_tokens=4, temperature=0.0)
     assert plain.run()["three"] == [0] * 4
+
+
+def test_what_is_recorded_runs_in_a_replay_and_not_before(generator: torch.Generator) -> None:
+    """As under a stream's capture."""
+    norm, weight = Norm(64, 1e-5), torch.rand(64, generator=generator)
+    rows, found = torch.randn(3, 64, generator=generator), torch.full((3, 64), torch.nan)
+
+    def work() -> None:
+        found.copy_(norm.norm(rows, weight))
+
+    recorded = Recorder().capture(work)
+    # What a kernel will write is nothing yet.
+    assert found.eq(0).all()
+
+    rows.normal_(generator=generator)
+    recorded.replay()
+
+    assert torch.allclose(found, functional.rms_norm(rows, (64,), weight, 1e-5), atol=1e-5)
 
 
 def test_engines_may_be_told_to_record_nothing(start: Callable[..., Any]) -> None:
