@@ -8,14 +8,16 @@ targets   given up when it violates a target (`slo.verdict`) and misses it more 
           where that may be chance, the load may be at fault, and the step lasts on
 latency   given up when more of its requests than the percentile allows take longer than 1.25 times what the
           stable revision needs at that percentile (bucket edges alone lie 1.12 apart), and longer by what
-          anybody notices: 20 ms of TTFT, 2 ms of TPOT; needs no target, and waits until the step could end
+          anybody notices: 20 ms of TTFT, 2 ms of TPOT; needs no target, waits until the step could end, and
+          must be found again when the step has been repeated
 
 Each only counts where chance does not explain the difference: Fisher's exact test, one-sided (Fisher 1935). A
 percentile of some fifty requests is a guess, so one of two sides that are alike looks slower than the other
 soon. And it is asked at every pass: while the step has to last on anyway, only what is beyond doubt ends it,
 at an error probability of 0.001; once it could end 0.05 is enough (Haybittle 1971, Peto et al. 1976).
 Latencies of the same few seconds are no independent witnesses, as whatever else the machine does delays them
-all: that breaks no promise, so it is asked of the whole step alone.
+all, and a replica that has just come does everything for the first time, its caches empty. That breaks no
+promise, so it is asked of the whole step alone, and again of its repetition, which leaves the first out.
 
 Evidence that says nothing speaks for the candidate once the step could end. Pure.
 """
@@ -30,6 +32,8 @@ from headway_operator.slo.target import Target
 from headway_operator.slo.verdict import LEAST_MISSES, verdict
 
 CHANCE, EARLY_CHANCE = 0.05, 0.001
+# Of what a repetition finds once more: both together happen by chance once in a hundred steps.
+CHANCE_AGAIN = 0.2
 SLOWER = 1.25
 # A fresh replica of a small model is a few milliseconds slower than one that has served for long.
 NOTICEABLE_MILLISECONDS = {"ttft": 20.0, "tpot": 2.0}
@@ -40,10 +44,12 @@ _NAMES: tuple[Literal["ttft", "tpot"], ...] = ("ttft", "tpot")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """reason: of giving the candidate up, or "" where it only may not be promoted yet."""
+    """reason: of giving the candidate up, or "" where it only may not be promoted yet. is_repeated_first:
+    the candidate is given up only if a repetition of the step finds it, too."""
 
     reason: str
     message: str
+    is_repeated_first: bool = False
 
 
 def judge(evidence: CanaryEvidence, target: Target, *, is_last: bool) -> Finding | None:
@@ -56,7 +62,7 @@ def judge(evidence: CanaryEvidence, target: Target, *, is_last: bool) -> Finding
     found = [
         _errors(*sides, chance),
         *(_against_target(name, *sides, target, chance, is_last=is_last) for name in _NAMES),
-        *(_slower(name, *sides, target) for name in _NAMES if is_last),
+        *(_slower(name, *sides, target, is_repetition=evidence.is_repetition) for name in _NAMES if is_last),
     ]
     against = [finding for finding in found if finding is not None]
     return next((finding for finding in against if finding.reason), against[0] if against else None)
@@ -99,20 +105,23 @@ def _against_target(
     return Finding(f"Canary{name.upper()}Violated", words)
 
 
-def _slower(name: Literal["ttft", "tpot"], candidate: Side, stable: Side, target: Target) -> Finding | None:
+def _slower(
+    name: Literal["ttft", "tpot"], candidate: Side, stable: Side, target: Target, *, is_repetition: bool
+) -> Finding | None:
     mine, others = candidate.counted.counts.get(name, {}), stable.counted.counts.get(name, {})
     reference = histogram.percentile(others, target.percentile)
     if reference is None or sum(others.values()) < LEAST_COMPARED:
         return None
     limit = histogram.bucket_of(max(SLOWER * reference, reference + NOTICEABLE_MILLISECONDS[name]))
     (slow, num), (slow_others, num_others) = _above(limit, mine), _above(limit, others)
-    if verdict(num - slow, slow, target.percentile) != "violated":
+    # What has been shown before need not be shown as clearly again.
+    if not is_repetition and verdict(num - slow, slow, target.percentile) != "violated":
         return None
-    if chance_of(slow, num, slow_others, num_others) > CHANCE:
+    if chance_of(slow, num, slow_others, num_others) > (CHANCE_AGAIN if is_repetition else CHANCE):
         return None
     measured = histogram.percentile(mine, target.percentile) or 0.0
     words = f"its P{target.percentile} {name.upper()} is {measured:.0f} ms, against {reference:.0f} ms"
-    return Finding(f"Canary{name.upper()}Slower", words)
+    return Finding(f"Canary{name.upper()}Slower", words, is_repeated_first=True)
 
 
 def _above(limit: int, counts: histogram.Counts) -> tuple[int, int]:

@@ -25,12 +25,18 @@ class Side:
     answered: RevisionTotals = NOTHING
     baselines: Mapping[str, Baseline] = field(default_factory=dict)
 
+    @property
+    def emptied(self) -> "Side":
+        """What is counted from here on."""
+        return Side(baselines=self.baselines)
+
 
 @dataclass(frozen=True, slots=True)
 class CanaryEvidence:
     """Both sides since `since`, in the step that `step` names: (candidate, number of the step).
 
-    gateways: instance of a gateway -> what it had counted by revision at the last pass.
+    gateways: instance of a gateway -> what it had counted by revision at the last pass. is_repetition: the
+    step has had its time before, and what was counted then is left out.
     """
 
     step: tuple[str, int]
@@ -39,6 +45,13 @@ class CanaryEvidence:
     candidate: Side = Side()
     stable: Side = Side()
     gateways: Mapping[str, Mapping[str, RevisionTotals]] = field(default_factory=dict)
+    is_repetition: bool = False
+
+    @property
+    def repeated(self) -> "CanaryEvidence":
+        """For the same step once more, from here on."""
+        sides = self.candidate.emptied, self.stable.emptied
+        return CanaryEvidence(self.step, self.at, self.at, *sides, self.gateways, is_repetition=True)
 
 
 def gathered(
@@ -79,7 +92,8 @@ def gathered(
     gateways = {} if before is None else dict(before.gateways)
     gateways |= {instance: one.revisions for instance, one in seen.items()}
     since = now if before is None else before.since
-    return CanaryEvidence(step, since, now, sides[0], sides[1], gateways)
+    is_repetition = before is not None and before.is_repetition
+    return CanaryEvidence(step, since, now, sides[0], sides[1], gateways, is_repetition)
 
 
 def _of_revision(hash_: str, sample: Sample, observed: Observed) -> Sample:

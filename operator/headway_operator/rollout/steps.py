@@ -2,7 +2,7 @@
 
 The candidate starts once every gateway gives it no share. Each step brings up as many replicas as its share
 needs, gives the candidate that share once they are ready, waits until every gateway goes by it, and judges it
-for as long as the step lasts. Pure.
+for as long as the step lasts, a second time where it has been slower. Pure.
 """
 
 from collections.abc import Mapping
@@ -89,11 +89,17 @@ def _judged(
     num_requests = evidence.candidate.answered.requests
     left = canary.hold_seconds - (facts.now - seconds(record.step_started_at))
     finding = judge(evidence, target, is_last=left <= 0 and num_requests >= canary.min_requests)
+    if finding is not None and finding.is_repeated_first and not evidence.is_repetition:
+        record = msgspec.structs.replace(record, step_started_at=timestamp(facts.now))
+        words = f"{finding.message}; the step is repeated, to see whether it stays so"
+        return replace(held, record=record, evidence=evidence.repeated, waits_for=words)
     if finding is not None and finding.reason:
         failure = facts.given_up(finding.reason, f"at a share of {record.weight}%, {finding.message}")
         return replace(held, record=msgspec.structs.replace(record, failed=failure))
     if left > 0:
-        return replace(held, waits_for=f"its share of {record.weight}% is held for {left:.0f} s more")
+        again = " once again" if evidence.is_repetition else ""
+        words = f"its share of {record.weight}% is held{again} for {left:.0f} s more"
+        return replace(held, waits_for=words)
     if num_requests < canary.min_requests:
         words = f"{num_requests} of rollout.canary.minRequests={canary.min_requests} requests have come"
         return replace(held, waits_for=words)

@@ -15,7 +15,11 @@ from headway_operator.slo.slices import Slice
 
 Toy = Any  # of conftest.py
 
-CANARY = {"canary": {"steps": [10, 50], "holdSeconds": 30, "minRequests": 20}, "progressDeadlineSeconds": 120}
+HOLD_SECONDS = 30
+CANARY = {
+    "canary": {"steps": [10, 50], "holdSeconds": HOLD_SECONDS, "minRequests": 20},
+    "progressDeadlineSeconds": 120,
+}
 CHANGE = {"drainTimeoutSeconds": 5}
 
 
@@ -136,6 +140,35 @@ def test_a_bad_candidate_is_given_up_and_gets_nothing_more(
     assert (toy.count(old, "ready"), toy.count(new, "ready"), toy.told.weights) == (2, 0, {})
     assert toy.told_of("Degraded")[:2] == ("True", want_reason)
     assert max(traffic.shares) == 10
+
+
+def test_a_candidate_that_was_slower_at_first_has_its_step_repeated(toy: Toy, traffic: Traffic) -> None:
+    old, new = begun(toy, traffic)
+    traffic.milliseconds[new] = 250.0
+    waits: list[str] = []
+    while not waits or "the step is repeated" not in waits[-1]:
+        assert len(waits) < HOLD_SECONDS
+        traffic.step()
+        waits.append(toy.told_of("Progressing")[2])
+    began = toy.status["rollout"]["stepStartedAt"]
+    assert "its P95 TTFT is" in waits[-1]
+    traffic.milliseconds[new] = 100.0
+    traffic.step()
+    assert "its share of 10% is held once again for" in toy.told_of("Progressing")[2]
+    assert toy.status["rollout"]["stepStartedAt"] == began, "it is repeated once"
+    traffic.step(60)
+    assert toy.current == new
+    assert (toy.count(new, "ready"), toy.count(old, "ready")) == (2, 0)
+
+
+def test_a_step_that_is_repeated_has_as_many_requests_as_any(toy: Toy, traffic: Traffic) -> None:
+    _, new = begun(toy, traffic)
+    traffic.milliseconds[new] = 250.0
+    while "the step is repeated" not in toy.told_of("Progressing")[2]:
+        traffic.step()
+        assert toy.status["rollout"]["weight"] == 10
+    traffic.step(20, requests=0)
+    assert "0 of rollout.canary.minRequests=20 requests have come" in toy.told_of("Progressing")[2]
 
 
 def test_a_load_under_which_both_miss_gives_nobody_up(toy: Toy, traffic: Traffic) -> None:

@@ -50,13 +50,20 @@ class Answers:
 
 
 def verdicts(
-    candidate: Answers, stable: Answers, target: Target, passes: int, requests: int
+    candidate: Answers,
+    stable: Answers,
+    target: Target,
+    passes: int,
+    requests: int,
+    *,
+    is_repetition: bool = False,
 ) -> Iterator[Finding | None]:
     """One step, half of the requests to each side."""
     for number in range(1, passes + 1):
         for side in (candidate, stable):
             side.more(requests, target)
-        evidence = CanaryEvidence(("c", 0), 0.0, float(number), candidate.side(), stable.side())
+        seen = candidate.side(), stable.side()
+        evidence = CanaryEvidence(("c", 0), 0.0, float(number), *seen, is_repetition=is_repetition)
         yield judge(evidence, target, is_last=number == passes)
 
 
@@ -64,11 +71,16 @@ def share_given_up(
     build: Any, passes: int, requests: int, mine: dict[str, Any], others: dict[str, Any]
 ) -> float:
     random, target = Random(1), build.target()
-    steps = (
-        verdicts(Answers(random, **mine), Answers(random, **others), target, passes, requests)
-        for _ in range(STEPS)
-    )
-    return sum(any(found is not None and found.reason for found in step) for step in steps) / STEPS
+
+    def is_given_up(*, is_repetition: bool = False) -> bool:
+        sides = Answers(random, **mine), Answers(random, **others)
+        step = verdicts(*sides, target, passes, requests, is_repetition=is_repetition)
+        found = [one for one in step if one is not None and one.reason]
+        if found and found[0].is_repeated_first and not is_repetition:
+            return is_given_up(is_repetition=True)
+        return bool(found)
+
+    return sum(is_given_up() for _ in range(STEPS)) / STEPS
 
 
 @pytest.mark.parametrize(
