@@ -161,7 +161,13 @@ class Plan:
 
     def of_task(self, task: "Task") -> "Plan":
         """What is left of it for a task."""
-        return self.longer(task.load) if task.kind == "long" else self.of(task.load)
+        if task.kind == "long":
+            return self.longer(task.load)
+        left = self.of(task.load)
+        if task.kind == "oracle":
+            promises = tuple(one for one in left.promises if _times(one[0]) == task.name)
+            return replace(left, promises=promises)
+        return left
 
     @property
     def baseline_promises(self) -> tuple[Promise, ...]:
@@ -207,7 +213,8 @@ class Task:
     """One unit of work; it makes a result for each promise, or for `promises` where it names some.
 
     kind: headway (with a fault or without), told (of a jump as it comes), long (Headway over a longer time),
-    oracle, or baseline (its tuning, too).
+    oracle, or baseline (its tuning, too). name: of the fault, or of the baseline; of an oracle the multiple
+    that its targets are, as promises that differ in the percentile alone share most of what is simulated.
     """
 
     kind: str
@@ -224,7 +231,7 @@ class Task:
 def tasks(plan: Plan) -> list[Task]:
     """In the order of what they tell: a run that is cut short has whole tables of what came first."""
     found = [Task("headway", load, promise=one) for load in plan.loads for one in plan.of(load).promises]
-    found += [Task("oracle", load) for load in plan.loads]
+    found += [Task("oracle", load, name) for load in plan.loads for name in _multiples(plan.of(load))]
     found += [
         Task("told", load, promise=one)
         for load in plan.loads
@@ -266,6 +273,14 @@ def simulated_seconds(plan: Plan, task: Task) -> float:
     limits = NUM_LIMITS * LIMITS_SHARE * plan.limits_seconds
     runs = candidates * plan.tuning_seconds + limits + whole
     return runs * sum(map(_cost, factors & set(plan.baseline_factors)))
+
+
+def _multiples(plan: Plan) -> list[str]:
+    return list(dict.fromkeys(_times(factor) for factor, _ in plan.promises))
+
+
+def _times(factor: float) -> str:
+    return f"{factor:g}x"
 
 
 def _cost(factor: float) -> float:

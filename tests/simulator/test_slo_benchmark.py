@@ -122,14 +122,19 @@ def test_a_full_plan_has_every_case_and_begins_with_what_ships() -> None:
     assert len(found) == len(set(found))
     nominal = [one for one in found if one.kind == "headway" and not one.name]
     assert found[: len(nominal)] == nominal
-    assert [one.kind for one in found[len(nominal) :]][: len(names)] == ["oracle"] * len(names)
+    oracles = [one for one in found if one.kind == "oracle"]
+    assert found[len(nominal) :][: len(oracles)] == oracles
+    assert [(one.load, one.name) for one in oracles] == [
+        (name, of) for name in names for of in ("3x", "1.5x")
+    ]
+    assert plan.of_task(oracles[1]).promises == ((1.5, 99), (1.5, 95))
     assert {one.promise for one in nominal} == {(3.0, 95), (3.0, 99), (1.5, 95), (1.5, 99)}
     assert sum(one.kind == "baseline" for one in found) == len(names) * len(BASELINES)
     assert sum(bool(one.name) and one.kind == "headway" for one in found) == len(FAULTS) * len(names)
     assert {one.step_time_error for one in FAULTS} == {0.5, 1.0, 2.0}
     assert {one.cold_start_seconds for one in FAULTS} == {10.0, 60.0, 180.0}
     assert len(tasks(quick(names[:2]))) < 30
-    assert Task("oracle", "step").words == "step oracle"
+    assert Task("oracle", "step", "3x").words == "step oracle 3x"
 
 
 def test_our_own_step_times_are_a_load_once_they_are_fitted(
@@ -214,7 +219,7 @@ def test_the_oracle_is_judged_on_what_headway_is_judged_on(monkeypatch: pytest.M
         return find_oracle(trace, setting, **more)
 
     monkeypatch.setattr(work, "find_oracle", watched)
-    oracle = work.done(TINY, Task("oracle", "step"), {})[0]["measures"]
+    oracle = work.done(TINY, Task("oracle", "step", "3x"), {})[0]["measures"]
     assert met == [(50.0, 10.0)]
     headway = work.done(TINY, Task("headway", "step", promise=(3.0, 95)), {})[0]["measures"]
     assert oracle["num_arrivals"] == headway["num_arrivals"]
