@@ -8,7 +8,8 @@
 | a pod changes    | it becomes ready, has drained, dies, or finds room on a node (`pods`)                  |
 
 Everything random is drawn from the seed, a stream for each purpose, so that two controllers meet the same
-requests, losses and cold starts. Time begins at BEGIN_SECONDS: to the controller 0 means never.
+requests, and as many losses and as long cold starts on average: whose sample is lost when hangs on how many
+replicas there are. Time begins at BEGIN_SECONDS: to the controller 0 means never.
 """
 
 import heapq

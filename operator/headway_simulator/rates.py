@@ -80,8 +80,8 @@ def check_number(name: str, num_requests: float) -> None:
     """OptionsError for more requests than can be held."""
     if not num_requests <= MOST_REQUESTS:
         raise OptionsError(
-            f"{name}: {num_requests:.3g} requests are more than {MOST_REQUESTS:,}; lower the rate, or make "
-            "the load shorter"
+            f"{name}: {num_requests:.3g} requests are more than {MOST_REQUESTS:,}; lower the rate "
+            "(--rate, --rate-scale), or make the load shorter (--end-seconds, --duration-seconds)"
         )
 
 

@@ -31,7 +31,7 @@ class Fleet:
         self.tokens = (1000.0, 2e6, 200.0)
         self.totals: dict[str, float] = {"ttft_met": 4000, "tpot_met": 4000}
         self.now_totals: dict[str, float] = {}
-        self.ttft_bucket = 50
+        self.ttft_bucket, self.tpot_bucket = 50, 24
         # Requests that are counted by TTFT and by TPOT in each slice.
         self.counted = 10
         self.gauges: dict[str, Any] = {"limits": BEST, "running": 10}
@@ -93,7 +93,7 @@ class Fleet:
                 NOW - 5 * k,
                 NOW - 5 * (k - 1),
                 {**requests, **judged},
-                {"tpot": {24: self.counted}, "ttft": {self.ttft_bucket: self.counted}},
+                {"tpot": {self.tpot_bucket: self.counted}, "ttft": {self.ttft_bucket: self.counted}},
             )
             for k in range(60, 0, -1)
         ]

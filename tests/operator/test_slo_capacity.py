@@ -368,3 +368,14 @@ def test_a_token_budget_has_as_many_sequences_as_it_has_room_for(
 ) -> None:
     bounded = replace(target, lowest=Limits(1, 16), highest=Limits(256, 2048))
     assert bounded.with_token_budget(tokens) == want
+
+
+def test_a_wait_for_room_is_no_start(build: Any) -> None:
+    """A cluster takes ten minutes at most to add a node; who waits for hours waits until somebody goes."""
+    took = []
+    for waited in (1.0, 400.0, 6 * 3600.0):
+        start = Start(waited, 5.0, 0.0, 34.0)
+        one = build.replica("a", created_at=1000.0, ready_at=1040.0 + waited, start=start)
+        memory = with_learning(Memory(began_at=1.0), {}, UNSEEN, Observed(replicas=(one,)), 99_999.0)
+        took.append(lead_seconds(memory))
+    assert took == [41.0, 440.0, 640.0]

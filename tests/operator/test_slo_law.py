@@ -163,6 +163,7 @@ def test_advice_is_about_what_replicas_are(fleet: Fleet) -> None:
 
 def test_a_target_that_one_sequence_misses_is_infeasible_before_anybody_misses_it(fleet: Fleet) -> None:
     fleet.per_second = 40.0
+    fleet.totals = {"ttft_met": 4000}
     fleet.promise(Targets(700.0, 8.0))
     decision, _ = fleet.decide()
     assert (decision.replicas, decision.blocker) == (4, "TargetInfeasible")
@@ -268,3 +269,20 @@ def test_a_model_of_short_contexts_is_not_asked_about_long_ones(fleet: Fleet) ->
 
     # The load attends to 1,200: it would take 168 ms a sequence.
     assert capacity(24.0) > 5 * capacity(1200.0) > 0.0
+
+
+def test_a_target_that_guesses_keep_is_feasible(fleet: Fleet) -> None:
+    """Steps that check guesses tell the model nothing: a plain one takes 9 ms, and a token came in 6."""
+    fleet.per_second = 40.0
+    fleet.promise(Targets(700.0, 8.0))
+    fleet.tpot_bucket = 16
+    cases: list[tuple[float, dict[str, float]]] = [
+        (0.6, {"ttft_met": 4000}),
+        (1.0, {"ttft_met": 4000, "tpot_met": 4000}),
+    ]
+    for factor, totals in cases:
+        fleet.totals = totals
+        fleet.memory = replace(fleet.memory, factors=Factors(tpot=factor))
+        decision, _ = fleet.decide()
+        assert not decision.advice
+        assert decision.replicas > 4

@@ -67,6 +67,17 @@ def test_a_replica_past_its_deadline_is_no_supply(
     assert (decision.replicas, decision.blocker) == (want, reason)
 
 
+@pytest.mark.parametrize(("age", "want"), [(700.0, 6), (1700.0, 6), (1900.0, 8)])
+def test_replicas_that_always_start_slowly_are_no_sooner_past_their_deadline(
+    fleet: Fleet, age: float, want: int
+) -> None:
+    """Nine tenths of them take 900 s, and none twice as long."""
+    fleet.per_second = 5.5 * CAPACITY
+    fleet.pending(2, age=age)
+    fleet.memory = replace(fleet.memory, starts=tuple((NOW - 9000.0 - k, 900.0) for k in range(20)))
+    assert fleet.decide()[0].replicas == want
+
+
 @pytest.mark.parametrize("age", [5.0, 700.0], ids=["at once", "past the deadline"])
 def test_replicas_without_a_place_hold_no_removal_back(fleet: Fleet, age: float) -> None:
     fleet.pending(3, age=age, reason="Unschedulable")
@@ -170,6 +181,21 @@ def test_the_highest_recommendation_looked_back_on_holds(build: Any) -> None:
     decision, _ = quiet(build, recommended=6).decide()
     assert (decision.replicas, decision.cause) == (6, "Stabilizing")
     assert "would not have over the last 300 s" in decision.message
+
+
+@pytest.mark.parametrize(
+    ("silent", "want"),
+    [
+        ("a replica", "; none goes while 1 of 6 give no usable sample"),
+        ("the gateway", "; none goes while a gateway"),
+    ],
+)
+def test_it_is_said_whose_silence_keeps_what_is_not_needed(build: Any, silent: str, want: str) -> None:
+    fleet = quiet(build)
+    fleet.gateway_lost, fleet.lost = silent == "the gateway", {"r5"} if silent == "a replica" else set()
+    decision, _ = fleet.decide()
+    assert (decision.replicas, decision.cause) == (6, "Stabilizing")
+    assert want in decision.message
 
 
 def test_what_was_recommended_counts_by_what_a_replica_is_known_to_do_now(build: Any) -> None:

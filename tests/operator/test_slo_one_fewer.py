@@ -79,3 +79,11 @@ def test_nothing_is_removed_while_the_gateway_keeps_its_queue_to_itself(scene: S
     assert scene.decide()[0].replicas == 2
     scene.gateways = {"gateway": GatewaySample("g", NOW, 0, 0.0, 0, {})}
     assert scene.decide()[0].replicas == 1
+
+
+def test_of_fixed_replicas_no_fewer_are_recommended(scene: Scene, build: Any) -> None:
+    watching(scene, build, 500.0)
+    scene.target = replace(scene.target, fixed_replicas=2)
+    decision, _ = scene.decide()
+    assert (decision.replicas, decision.evidence["recommended_replicas"]) == (2, 2)
+    assert "would do" not in decision.message

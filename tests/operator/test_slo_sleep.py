@@ -240,3 +240,17 @@ def test_unless_told_it_sleeps_the_later_the_longer_its_way_back(
     assert decision.cause == "Idle"
     # Idle since the first pass that saw nobody, which was one before `since`.
     assert life.now - since == wanted - INTERVAL_SECONDS
+
+
+def test_asleep_behind_a_gateway_that_is_long_silent_nobody_knows_whether_somebody_asks(life: Life) -> None:
+    life.step()
+    life.step(20)
+    assert life.replicas == 0
+    life.is_gateway_silent = True
+    decision = life.step(6)
+    assert (decision.cause, decision.blocker) == ("Asleep", ""), "for half a minute"
+    decision = life.step(7)
+    assert (decision.cause, decision.blocker) == ("Asleep", "SamplesMissing")
+    assert "a gateway gives no usable sample" in decision.message
+    life.is_gateway_silent = False
+    assert life.step().blocker == ""

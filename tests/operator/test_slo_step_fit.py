@@ -107,7 +107,7 @@ def test_one_hiccup_is_left_out() -> None:
     hiccup = sums([(0, 8, 8000, 12.0)] * 20 + [(0, 8, 8000, 5000.0)])
     after = learnt(fit, [(hiccup, NOTHING)])
     assert after.model == fit.model
-    assert after.num_odd == 1
+    assert after.num_odd == (1, 0)
 
 
 def test_steps_that_stay_different_are_believed_and_old_ones_forgotten() -> None:
@@ -172,3 +172,57 @@ def test_least_squares_without_negative_entries_are_the_best_of_a_grid() -> None
         assert min(found) >= 0.0
         points = [k / 4 for k in range(9)]
         assert value(found) <= min(value([a, b, c]) for a in points for b in points for c in points) + 1e-9
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param({"base": 0.54 * 8.3, "sequence": 0.1}, id="of decodes"),
+        pytest.param({"prefill": 0.15}, id="of prompts"),
+    ],
+)
+def test_a_change_of_one_kind_of_steps_is_believed_although_the_other_is_as_ever(
+    changed: dict[str, float],
+) -> None:
+    """Weights of fewer bits, whose products of many tokens are no faster; or a kernel that is slower."""
+    chance = random.Random(8)
+    fit = learn(StepFit(), chance, 5)
+    fit = learn(fit, chance, PATIENCE_INCREMENTS, **changed)
+    assert_close(fit.model, replace(TRUE, **changed), 0.02)
+
+
+@pytest.mark.parametrize("times", [1.7, 0.6])
+def test_sizes_that_never_come_again_do_not_hold_the_model_back(times: float) -> None:
+    """All steps take another time, by less than what would be called odd; those of a large batch were the
+    last of their size."""
+    chance = random.Random(10)
+    fit, now = learn(StepFit(), chance, 5), TRUE.slower(times)
+
+    def small() -> tuple[Sums, Sums]:
+        decodes = [(0, d, 500.0 * d, now.milliseconds(0, d, 500.0 * d)) for d in (1, 2, 3, 4) * 10]
+        prompts = [(p, 1, 500.0, now.milliseconds(p, 1, 500.0)) for p in (100, 400, 1600) * 4]
+        return sums(decodes), sums(prompts)
+
+    for _ in range(100):
+        fit = learnt(fit, [small()])
+    assert fit.model is not None
+    assert fit.model.milliseconds(0, 3, 1500) == pytest.approx(now.milliseconds(0, 3, 1500), rel=0.03)
+
+
+def test_one_pass_of_a_large_fleet_is_no_long_time() -> None:
+    """All replicas of a fleet are slow at once, as when their disks are; it is the first pass of it."""
+    fit = learn(StepFit(), random.Random(11), 5)
+    slow = learnt(
+        fit, [taken(random.Random(12), 100, TRUE.slower(3.0)) for _ in range(2 * PATIENCE_INCREMENTS)]
+    )
+    assert slow.model == fit.model
+    assert not slow.is_anew
+    assert learn(slow, random.Random(13), 1).num_odd == (0, 0)
+
+
+def test_checkpoints_of_either_version_are_read_by_the_other() -> None:
+    told = replace(StepFit(model=TRUE), num_odd=(3, 9)).to_dict()
+    assert StepFit.from_dict(told).num_odd == (3, 9)
+    assert isinstance(told["num_odd"], int)
+    del told["num_odd_of_kinds"]
+    assert StepFit.from_dict(told).num_odd == (0, 0)

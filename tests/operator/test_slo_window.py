@@ -216,3 +216,69 @@ def test_the_time_of_replicas_counts_those_that_give_no_sample_and_no_gap(build:
         replicas = {f"r{number}": one if number else None for number in range(count)}
         state = step(build, state, now, replicas, began_at=1000.0)
     assert joined(state[0]).totals["replica_seconds"] == 5.0 * 2 + 5.0 * 3
+
+
+def gateway(now: float, received: int) -> GatewaySample:
+    return GatewaySample("g", now, 0, 0.0, 0, {"rejected": 0, "received": received})
+
+
+def test_what_one_counted_while_nobody_heard_of_it_for_long_is_left_out(build: Any) -> None:
+    """It may have been any time in these minutes, so that it says nothing of now."""
+    state = step(build, EMPTY, 1000, {"a": build.sample(1000), "b": build.sample(1000)}, created_at=0.0)
+    for second in range(1005, 1100, 5):
+        alone = build.sample(second, counters={"ttft_met": second - 1000})
+        state = step(build, state, second, {"a": alone, "b": None}, created_at=0.0)
+    both = {
+        "a": build.sample(1100, counters={"ttft_met": 100}),
+        "b": build.sample(1100, counters={"ttft_missed": 50}),
+    }
+    state = step(build, state, 1100, both, created_at=0.0)
+    assert counted(state)["ttft_met"] == 100
+    assert "ttft_missed" not in counted(state)
+    then = {"a": both["a"], "b": build.sample(1105, counters={"ttft_missed": 53})}
+    state = step(build, state, 1105, then, created_at=0.0)
+    assert counted(state)["ttft_missed"] == 3
+
+
+def test_what_comes_is_what_replicas_receive_while_a_gateway_is_silent_for_long(build: Any) -> None:
+    """Two requests a second; one of both gateways says nothing from 1,005 to 1,200."""
+
+    def replicas(now: float) -> dict[str, ReplicaSample | None]:
+        return {name: build.sample(now, counters={"received": int(now - 1000)}) for name in ("a", "b")}
+
+    def rates(until: float) -> list[float]:
+        return [one.count / (one.end - one.start) for one in Recent(state[0]).arrivals if one.end <= until]
+
+    state = EMPTY
+    for now in range(1000, 1300, 5):
+        is_silent = 1005 < now < 1200
+        one, other = gateway(now, now - 1000), None if is_silent else gateway(now, now - 1000)
+        state = step(build, state, now, replicas(now), created_at=0.0, gateways={"g": one, "h": other})
+        if now == 1070:
+            assert rates(now)[-1] == pytest.approx(2.0), "as soon as it has said nothing for a minute"
+    assert rates(1300) == pytest.approx([2.0] * len(rates(1300)))
+    assert sum(one.end - one.start for one in Recent(state[0]).arrivals) == pytest.approx(300 - 5 - 60, abs=6)
+
+
+def test_replicas_that_tell_stand_for_one_that_does_not(build: Any) -> None:
+    state = EMPTY
+    for now in range(1000, 1200, 5):
+        told = build.sample(now, counters={"received": now - 1000})
+        lone = {"a": told, "b": told, "c": None if now > 1000 else told}
+        state = step(build, state, now, lone, created_at=0.0)
+    last = Recent(state[0]).arrivals[-1]
+    assert last.count / (last.end - last.start) == pytest.approx(3.0)
+
+
+def test_passes_that_are_always_far_apart_are_evidence(build: Any) -> None:
+    """An operator with an interval of minutes."""
+    state = EMPTY
+    for number in range(6):
+        now = 1000.0 + 200.0 * number
+        state = step(
+            build, state, now, {"a": build.sample(now, counters={"ttft_met": 10 * number})}, created_at=0.0
+        )
+    assert Recent(state[0]).totals(now - 300.0, least=1)["ttft_met"] == 10.0
+    seen = build.sample(now + 900.0, counters={"ttft_met": 500})
+    state = step(build, state, now + 900.0, {"a": seen}, created_at=0.0)
+    assert not Recent(state[0]).totals(now + 600.0, least=1), "one that is longer than all others"

@@ -52,7 +52,7 @@ class Baseline(NamedTuple):
 
     totals: in the order of REPLICA_TOTALS or GATEWAY_TOTALS. counts: of LATENCIES, on our grid; () where they
     are not known. limits: that it ran with then. steps: its sums over steps, without and with prompts
-    (`Moments`).
+    (`Moments`). at: when that was, in seconds since the epoch.
     """
 
     instance: str
@@ -61,6 +61,7 @@ class Baseline(NamedTuple):
     counts: tuple[histogram.Dense, ...] = ()
     limits: tuple[int, int] | None = None
     steps: tuple[Sums, Sums] | None = None
+    at: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -76,6 +77,7 @@ class Baseline(NamedTuple):
             "counts": counts,
             "limits": None if self.limits is None else list(self.limits),
             "steps": None if self.steps is None else [list(sums) for sums in self.steps],
+            "at": self.at,
         }
 
     @classmethod
@@ -91,12 +93,15 @@ class Baseline(NamedTuple):
             counts,
             None if limits is None else (limits[0], limits[1]),
             None if steps is None else (tuple(steps[0]), tuple(steps[1])),
+            # Checkpoints of earlier versions do not say when.
+            data.get("at", 0.0),
         )
 
 
 def of_gateway(one: GatewaySample) -> Baseline:
     """What it has counted."""
-    return Baseline(one.instance, (one.counters.get("rejected", 0), one.counters.get("received", 0)))
+    totals = one.counters.get("rejected", 0), one.counters.get("received", 0)
+    return Baseline(one.instance, totals, at=one.taken_at)
 
 
 def of_replica(one: ReplicaSample) -> Baseline:
@@ -121,14 +126,13 @@ def of_replica(one: ReplicaSample) -> Baseline:
     )
     limits = (one.limits.max_num_seqs, one.limits.max_num_batched_tokens)
     if moments is None:
-        return Baseline(
-            one.instance, (*totals, *judged, *parts, *numbers, *_NO_MOMENTS), one.targets, counts, limits
-        )
+        row = (*totals, *judged, *parts, *numbers, *_NO_MOMENTS)
+        return Baseline(one.instance, row, one.targets, counts, limits, None, one.taken_at)
     decode, prompt = steps = moments.decode_steps, moments.prompt_steps
     decoded = decode[_DECODED] + prompt[_DECODED]
     of_steps = decoded, decode[_ATTENDED] + prompt[_ATTENDED], decode[_TOLD] + prompt[_TOLD], decoded
     row = (*totals, *judged, *parts, *numbers, *moments.prompts, *moments.answers, *of_steps, *moments.gaps)
-    return Baseline(one.instance, row, one.targets, counts, limits, steps)
+    return Baseline(one.instance, row, one.targets, counts, limits, steps, one.taken_at)
 
 
 def _names(totals: Sums) -> tuple[str, ...]:

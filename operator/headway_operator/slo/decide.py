@@ -27,13 +27,14 @@ from headway_operator.slo.clock import with_clock
 from headway_operator.slo.crowd import with_ceiling, with_revision
 from headway_operator.slo.feasibility import infeasible
 from headway_operator.slo.history import with_decision
+from headway_operator.slo.inputs import inputs
 from headway_operator.slo.marks import with_mark
 from headway_operator.slo.memory import Memory
 from headway_operator.slo.patience import with_calm, with_raise, with_removal, with_risen
 from headway_operator.slo.schedule import scheduled
 from headway_operator.slo.sick import sick
 from headway_operator.slo.situation import Situation, supply
-from headway_operator.slo.sizing import Sizing, calibrated, expected, lead_seconds, sizing, with_learning
+from headway_operator.slo.sizing import calibrated, expected, lead_seconds, sizing, with_learning
 from headway_operator.slo.sleep import fall_asleep, is_idle, wake, with_idleness, with_parked
 from headway_operator.slo.slices import without_exact
 from headway_operator.slo.target import Target
@@ -71,7 +72,7 @@ def decide(
         blocker=choice.blocker or _standing_blocker(situation),
         ttft=reported[0],
         tpot=reported[1],
-        evidence=_numbers(situation, recommendation),
+        evidence=inputs(situation, recommendation),
         advice=situation.infeasible if situation.sizing is not None else "",
         sick=situation.sick,
     )
@@ -284,6 +285,7 @@ def _held(
         if highest < desired:
             since = situation.memory.watched_since or situation.now
             left = f"{highest} replicas would do for {min(wait, situation.now - since):.0f} of {wait:.0f} s"
+        left += replicas.unseen(situation)
         return hold(situation, "Stabilizing", f"{words}; {left}")
     return hold(situation, "Steady", words)
 
@@ -351,50 +353,3 @@ def _latency_words(name: str, attainment: Attainment, last_milliseconds: float |
     if measured is None:
         return f"{name} unmeasured (target {attainment.target_milliseconds:g} ms)"
     return f"{name} {measured:.0f} ms against {attainment.target_milliseconds:g} ms"
-
-
-def _numbers(situation: Situation, recommendation: replicas.Recommendation) -> dict[str, float]:
-    load, counted, found = situation.load, situation.supply, situation.sizing
-    numbers = {} if found is None else _learnt(situation, found)
-    return {
-        **numbers,
-        "recommended_replicas": recommendation.replicas,
-        "requests_per_second": round(situation.forecast.now, 3),
-        "expected_per_second": round(situation.forecast.ahead, 3),
-        "rate_persistence": round(situation.forecast.persistence, 3),
-        "index_of_dispersion": round(situation.forecast.idc, 2),
-        "lead_seconds": round(situation.lead_seconds, 1),
-        "ready": counted.ready,
-        "pending": counted.pending,
-        "unsampled": counted.unsampled,
-        "running": load.running,
-        "waiting": load.waiting,
-        "late": load.late,
-        "oldest_waiting_seconds": round(load.oldest_waiting_seconds, 3),
-        "kv_use": round(load.kv_use, 4),
-        "queue_milliseconds": round(load.queue_milliseconds, 1),
-        "prefill_milliseconds": round(load.prefill_milliseconds, 1),
-    }
-
-
-def _learnt(situation: Situation, found: Sizing) -> dict[str, float]:
-    """The step model, a replica's capacity, and the corrections of both."""
-    model, work = found.replica.model, found.replica.workload
-    return {
-        "step_base_milliseconds": round(model.base, 4),
-        "step_prefill_token_milliseconds": round(model.prefill, 6),
-        "step_sequence_milliseconds": round(model.sequence, 6),
-        "step_kv_token_milliseconds": round(model.kv, 9),
-        "step_pace": round(found.pace, 3),
-        "step_residual": round(situation.memory.fit.residual, 4),
-        "prompt_cost_per_request": round(work.prompt, 1),
-        "generated_tokens_per_request": round(work.answer, 1),
-        "capacity_per_second": round(found.capacity.per_second, 4),
-        "trusted_per_second": round(found.per_second, 4),
-        "kappa": round(situation.memory.kappa, 4),
-        "ttft_factor": round(situation.memory.factors.ttft, 4),
-        "tpot_factor": round(situation.memory.factors.tpot, 4),
-        "best_max_num_seqs": found.capacity.limits.max_num_seqs,
-        "full_max_num_seqs": found.capacity.full_num_seqs,
-        "best_max_num_batched_tokens": found.capacity.limits.max_num_batched_tokens,
-    }

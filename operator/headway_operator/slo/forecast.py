@@ -72,10 +72,13 @@ class Forecast:
 
 
 def arrivals(slices: Sequence[Slice]) -> list[Span]:
-    """What came, without gaps; where somebody did not tell, spread over the time until they did."""
+    """What came; where somebody did not tell, spread over the time until they did, or left out, where they
+    never told."""
     spans: list[Span] = []
     start, count = None, 0.0
     for one in slices:
+        if one.total("lost"):
+            start, count = None, 0.0
         start = one.start if start is None else start
         count += one.total("arrived")
         if not one.total("blind") and one.end > start:

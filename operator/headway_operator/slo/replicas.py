@@ -144,7 +144,7 @@ def _by_symptoms(situation: Situation, *, can_move_limits: bool) -> Recommendati
         more = max(1, min(FEW_ADDED, desired // 2))
         return _plainly(situation.target.bound_replicas(desired + more))
     if _is_one_fewer_enough(situation):
-        return _plainly(max(1, desired - 1))
+        return _plainly(situation.target.bound_replicas(max(1, desired - 1)))
     return _plainly(desired)
 
 
@@ -252,6 +252,14 @@ def is_whole(situation: Situation) -> bool:
         and supply.is_gateway_sampled
         and not situation.load.late
     )
+
+
+def unseen(situation: Situation) -> str:
+    """Whose silence keeps replicas that are not needed, in words; or ""."""
+    counted = situation.supply
+    if counted.unsampled:
+        return f"; none goes while {counted.unsampled} of {counted.ready} give no usable sample"
+    return "" if counted.is_gateway_sampled else "; none goes while a gateway gives no usable sample"
 
 
 def for_waiting(situation: Situation) -> int:

@@ -7,13 +7,14 @@ from headway_operator.samples import Limits, Sample
 from headway_operator.slo.evidence import Load, fresh_replicas
 from headway_operator.slo.forecast import Forecast
 from headway_operator.slo.memory import Memory
-from headway_operator.slo.sizing import Sizing
+from headway_operator.slo.sizing import Sizing, lead_seconds
 from headway_operator.slo.target import Target
-from headway_operator.slo.window import Recent
+from headway_operator.slo.window import LONGEST_GAP_SECONDS, Recent, is_unseen
 from headway_operator.state import Attainment, Observed, Replica, is_unplaced
 
-# A replica asked for longer ago than this and still not ready counts as absent: more may be asked for.
-PENDING_DEADLINE_SECONDS = 600.0
+# A replica asked for longer ago than this, and than so many start-up times, and still not ready counts as
+# absent: more may be asked for.
+PENDING_DEADLINE_SECONDS, PENDING_STARTS = 600.0, 2.0
 # Time for a new replica to take its share of the load before anything is concluded from what is measured.
 REPLICA_SETTLE_SECONDS = 10.0
 # Time for new limits to show.
@@ -30,8 +31,9 @@ class Supply:
     them, or "". unplaced: those pending for which no place is found. replaceable: those overdue whose place
     another one might take (see `_replaceable`).
     unsampled: ready but without a usable sample, for which sample_error is one reason. is_gateway_sampled: no
-    gateway kept its sample to itself. newest_ready_at: when the last one became ready. can_be_woken: every
-    gateway holds requests for a service without replicas, and says so.
+    gateway kept its sample to itself. is_gateway_lost: one has done so for long. newest_ready_at: when the
+    last one became ready. can_be_woken: every gateway holds requests for a service without replicas, and says
+    so.
     """
 
     desired: int
@@ -45,6 +47,7 @@ class Supply:
     unsampled: int
     sample_error: str
     is_gateway_sampled: bool
+    is_gateway_lost: bool
     existing: int
     newest_ready_at: float
     can_be_woken: bool
@@ -145,11 +148,12 @@ def supply(target: Target, memory: Memory, sample: Sample, observed: Observed, n
     living = [replica for replica in observed.replicas if replica.phase != "draining"]
     ready = [replica for replica in living if replica.phase == "ready"]
     unready = [replica for replica in living if replica.phase != "ready"]
-    late = [replica for replica in unready if replica.created_at + PENDING_DEADLINE_SECONDS <= now]
+    deadline = max(PENDING_DEADLINE_SECONDS, PENDING_STARTS * lead_seconds(memory))
+    late = [replica for replica in unready if replica.created_at + deadline <= now]
     fresh = fresh_replicas(sample, now)
     asked_at = memory.replicas_raised_at
     # Pods that were asked for and do not exist yet are pending too, for as long as any other.
-    is_asked_lately = asked_at is not None and asked_at + PENDING_DEADLINE_SECONDS > now
+    is_asked_lately = asked_at is not None and asked_at + deadline > now
     unborn = max(0, desired - len(living)) if is_asked_lately else 0
     return Supply(
         desired=desired,
@@ -159,10 +163,14 @@ def supply(target: Target, memory: Memory, sample: Sample, observed: Observed, n
         unplaced=sum(is_unplaced(one) for one in unready) - sum(map(is_unplaced, late)),
         overdue=len(late),
         overdue_reason=next((replica.reason for replica in late if replica.reason), ""),
-        replaceable=_replaceable(late),
+        replaceable=_replaceable(late, deadline),
         unsampled=sum(replica.name not in fresh for replica in ready),
         sample_error=next(iter(sample.errors.values()), ""),
         is_gateway_sampled=None not in sample.gateways.values(),
+        is_gateway_lost=any(
+            one is None and is_unseen(name, memory.baselines, now - LONGEST_GAP_SECONDS, memory.began_at)
+            for name, one in sample.gateways.items()
+        ),
         existing=len(living),
         newest_ready_at=max((r.ready_at for r in ready if r.ready_at is not None), default=0.0),
         can_be_woken=bool(sample.gateways)
@@ -170,7 +178,7 @@ def supply(target: Target, memory: Memory, sample: Sample, observed: Observed, n
     )
 
 
-def _replaceable(late: Sequence[Replica]) -> int:
+def _replaceable(late: Sequence[Replica], deadline: float) -> int:
     """Of replicas past their deadline, those for which one more is asked.
 
     Not for one without a place, since another would find none either; nor for one made after the first of
@@ -178,7 +186,7 @@ def _replaceable(late: Sequence[Replica]) -> int:
     substitutes would come up to the largest number allowed.
     """
     placed = [one.created_at for one in late if not is_unplaced(one)]
-    return sum(at < min(placed) + PENDING_DEADLINE_SECONDS for at in placed)
+    return sum(at < min(placed) + deadline for at in placed)
 
 
 def wanted_so_far(target: Target, memory: Memory, observed: Observed) -> int:

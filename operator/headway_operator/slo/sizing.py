@@ -47,6 +47,8 @@ FIRST_LEAD_SECONDS = 60.0
 LEAST_LEAD_SECONDS = 10.0
 NUM_STARTS = 20
 LEAD_PERCENT = 90
+# Of a wait for a node, what a cluster takes that adds one; who waits for longer waits for room.
+MOST_PLACING_SECONDS = 600.0
 WARM_UP_SECONDS, FIRST_SECONDS = 60.0, 10.0
 # So many replicas tell in a pass all that the step model keeps; those of a large fleet take turns.
 MOST_TEACHERS, GOLDEN = 24, 0.6180339887498949
@@ -121,11 +123,15 @@ def by_turns(names: Sequence[str], now: float) -> Sequence[str]:
 
 
 def _starts(memory: Memory, observed: Observed, now: float) -> tuple[tuple[float, float], ...]:
-    """(ready at, seconds since it was made) of the latest replicas; what was restarted did not start."""
+    """(ready at, seconds since it was made) of the latest replicas, without a long wait for room; what was
+    restarted did not start."""
     known = {at for at, _ in memory.starts}
     oldest = memory.starts[0][0] if len(memory.starts) == NUM_STARTS else memory.began_at
     new = sorted(
-        (one.ready_at, one.ready_at - one.created_at)
+        (
+            one.ready_at,
+            one.ready_at - one.created_at - max(0.0, one.start.scheduled_seconds - MOST_PLACING_SECONDS),
+        )
         for one in observed.replicas
         if one.ready_at is not None
         and one.start is not None

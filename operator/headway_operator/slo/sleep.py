@@ -43,6 +43,9 @@ def wake(situation: Situation) -> Choice:
         who = "another scaler" if situation.other_scaler else "spec.replicas"
         return hold(situation, "ScaledToZero", f"{who} asks for 0 replicas")
     waiting = situation.load.waiting
+    if not waiting and situation.supply.is_gateway_lost:
+        words = "nobody knows whether it is asked for anything: a gateway gives no usable sample"
+        return hold(situation, "Asleep", words, "SamplesMissing")
     if not waiting:
         return hold(situation, "Asleep", "nobody asks for anything; the first request starts a replica")
     number = replicas.for_waiting(situation)

@@ -11,8 +11,9 @@ the fit, weighted by the square of their mean time: relative errors are made sma
 occurs is as well known as the usual one. A few dozen replicas fill it; those of a large fleet take turns.
 
 Robustness. Left out are a replica's first WARM_UP_SECONDS, increments during which its limits changed, and
-increments whose mean the model in force misses by more than OUTLIER. Where these go on for
-PATIENCE_INCREMENTS, the model is what is wrong: the reservoir begins anew. Until that holds steps enough, the
+increments whose mean the model in force misses by more than OUTLIER. Where increments of one kind are missed
+by more than WORST_MISS for PATIENCE_INCREMENTS in a row, of which a pass counts as MOST_OF_PASS at most, the
+model is wrong, or what some buckets kept is: the reservoir begins anew. Until that holds steps enough, the
 last model stays in force; then, while there are decodes of one octave only, that model at today's speed. A
 fit that misses a bucket's mean by more than WORST_MISS is not taken; the last good one stays.
 
@@ -32,7 +33,7 @@ WARM_UP_SECONDS = 60.0
 LEAST_STEPS = 20
 MOST_STEPS = 4000.0
 OUTLIER = 0.5
-PATIENCE_INCREMENTS = 24
+PATIENCE_INCREMENTS, MOST_OF_PASS = 24, 8
 WORST_MISS = 0.35
 PULL = 1e-4
 # Without steps that computed prompts, or without ones that only decoded, there is no model.
@@ -72,12 +73,13 @@ class StepModel:
 @dataclass(frozen=True, slots=True)
 class StepFit:
     """The reservoir and the model in force. residual: relative, of the last fit; num_odd: increments in a row
-    that the model did not explain. is_anew: whether the reservoir was begun anew, after the model."""
+    that the model did not explain, without prompts and with them. is_anew: whether the reservoir was begun
+    anew, after the model."""
 
     buckets: Mapping[str, Sums] = field(default_factory=dict)
     model: StepModel | None = None
     residual: float = 0.0
-    num_odd: int = 0
+    num_odd: tuple[int, int] = (0, 0)
     is_anew: bool = False
 
     @property
@@ -92,7 +94,9 @@ class StepFit:
             "buckets": {name: list(sums) for name, sums in self.buckets.items()},
             "model": None if self.model is None else list(self.model.coefficients),
             "residual": self.residual,
-            "num_odd": self.num_odd,
+            # Beside what earlier versions read.
+            "num_odd": min(self.num_odd),
+            "num_odd_of_kinds": list(self.num_odd),
             "is_anew": self.is_anew,
         }
 
@@ -104,7 +108,8 @@ class StepFit:
             {name: tuple(sums) for name, sums in data["buckets"].items()},
             None if model is None else StepModel(*model),
             data["residual"],
-            data["num_odd"],
+            # Checkpoints of earlier versions do not tell kinds apart.
+            tuple(data.get("num_odd_of_kinds", (0, 0))),
             data.get("is_anew", False),
         )
 
@@ -112,19 +117,20 @@ class StepFit:
 def learnt(fit: StepFit, increments: Sequence[tuple[Sums, Sums]]) -> StepFit:
     """The fit after one more pass. increments: of each usable replica, sums of steps without and with
     prompts."""
-    num_odd, is_ripe = fit.num_odd, _is_ripe(fit.buckets)
-    model = fit.model if is_ripe else None
+    odd = [*fit.num_odd]
+    model = fit.model if _is_ripe(fit.buckets) else None
     new: dict[tuple[str, int], list[Sums]] = defaultdict(list)
     for both in increments:
-        for kind, sums in zip("dp", both, strict=True):
+        for place, (kind, sums) in enumerate(zip("dp", both, strict=True)):
             if sums[0] < 1 or sums[_TIME] <= 0:
                 continue
-            if model is not None and abs(sums[_TIME] - _explained(model, sums)) > OUTLIER * sums[_TIME]:
-                num_odd += 1
-                continue
-            num_odd = 0
-            new[kind, int(sums[2] / sums[0]).bit_length()].append(sums)
-    if num_odd >= PATIENCE_INCREMENTS:
+            missed = 0.0 if model is None else _mean_miss(model, sums)
+            odd[place] = odd[place] + 1 if missed > WORST_MISS else 0
+            if missed <= OUTLIER:
+                new[kind, int(sums[2] / sums[0]).bit_length()].append(sums)
+    most_odd = [min(now, before + MOST_OF_PASS) for now, before in zip(odd, fit.num_odd, strict=True)]
+    num_odd = most_odd[0], most_odd[1]
+    if max(num_odd) >= PATIENCE_INCREMENTS:
         return StepFit(model=fit.model, residual=fit.residual, is_anew=True)
     if not new:
         return replace(fit, num_odd=num_odd)

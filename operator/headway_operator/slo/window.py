@@ -3,13 +3,16 @@
 Each pass adds what every replica counted since the last one. A replica that restarted (other `instance`)
 counts from zero again, so all it shows is new; one that died leaves behind what it had added. A replica met
 for the first time counts from zero if it was made after this memory began, else its past is unknown and
-only marks a beginning; so does everything after a long time without a pass. Exact counters count only while
-the replica judges by the targets asked of it now.
+only marks a beginning; so does everything after a long time without a pass, and one that gave no sample for
+as long. Exact counters count only while the replica judges by the targets asked of it now.
 
 A replica counts whom it turns away as missed, but another one may serve that request. So refusals are kept
 apart from `ttft_missed`, as `refused`, and taken from the gateways, who know how each request ended; from the
 replicas only where no gateway gave a sample. So are arrivals, as `arrived`; a slice in which one of those who
-count them gave no sample is marked `blind`: what came in it shows in the next.
+count them gave no sample is marked `blind`: what came in it shows in the next. Where one of them has given
+none for long, what it counts meanwhile never shows: such a slice is marked `lost`, what came is what the
+replicas received, those that tell standing for the others, and what came in blind slices before it is not
+known.
 
 Of what is no counter, the sequences that ran at each sample are summed up as `ran`, the shares of KV caches
 in use as `kv_held`, and the time of replicas that do not drain, whether or not they gave a sample, as
@@ -17,7 +20,7 @@ in use as `kv_held`, and the time of replicas that do not drain, whether or not 
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import sub
 from typing import TypeVar
 
@@ -39,8 +42,9 @@ from headway_operator.state import Observed
 LONGEST_SECONDS = 300.0
 # Passes closer together than this share a slice, which bounds the memory's size.
 SLICE_SECONDS = 5.0
-# After a longer time without a pass nobody can say when the requests in between came.
-LONGEST_GAP_SECONDS = 60.0
+# After a longer time without a pass, or without a sample of one, nobody can say when the requests in between
+# came; unless passes are as far apart, or nearly, all the time.
+LONGEST_GAP_SECONDS, LONGEST_GAP_PASSES = 60.0, 2.5
 
 # Who counted refusals; of both only `refused` is kept.
 _REFUSALS = ("gateway_rejected", "rejected")
@@ -64,7 +68,7 @@ class Recent:
 
     @property
     def arrivals(self) -> list[Span]:
-        """What came, without gaps (`forecast`)."""
+        """What came (`forecast`)."""
         if self._arrivals is None:
             self._arrivals = arrivals(self.slices)
         return self._arrivals
@@ -126,20 +130,41 @@ def advance(
     last_end = slices[-1].end if slices else began_at
     # Clocks are set back by a little now and then.
     now = max(sample.taken_at, last_end)
-    is_gap = now - last_end > LONGEST_GAP_SECONDS
+    longest_gap = _longest_gap(slices)
+    is_gap = now - last_end > longest_gap
     present = {*sample.replicas, *sample.gateways, *(replica.name for replica in observed.replicas)}
     after = {name: base for name, base in baselines.items() if name in present}
     current = {name: of_replica(one) for name, one in sample.replicas.items() if one is not None}
     current |= {name: of_gateway(one) for name, one in sample.gateways.items() if one is not None}
-    pairs = [
-        (baselines.get(name), one)
-        for name, one in current.items()
-        if not is_gap and (name in baselines or name in young)
-    ]
+    pairs = []
+    if not is_gap:
+        for name, one in current.items():
+            before = baselines.get(name)
+            if (name in young) if before is None else (one.at - before.at <= longest_gap):
+                pairs.append((before, one))
     totals, counts, columns = grown(pairs, targets, known)
     start = now if is_gap else last_end
-    new = Slice(start, now, _with_sampled(totals, sample, now - start), counts)
+    counters: Mapping[str, object] = {} if is_gap else (sample.gateways or sample.replicas)
+    lost = {
+        name
+        for name, one in counters.items()
+        if is_unseen(name, baselines, now - longest_gap, began_at if one is None else now)
+    }
+    new = Slice(start, now, _with_sampled(totals, sample, now - start, lost), counts)
     return _append(slices, new, changed_at), after | current, columns
+
+
+def _longest_gap(slices: Sequence[Slice]) -> float:
+    """Between passes."""
+    apart = slices[-1].end - slices[-2].end if len(slices) > 1 else 0.0
+    return max(LONGEST_GAP_SECONDS, LONGEST_GAP_PASSES * apart)
+
+
+def is_unseen(name: str, baselines: Mapping[str, Baseline], since: float, looked_at: float) -> bool:
+    """Whether one had given no sample since then. looked_at: since when one that never gave any has been
+    looked at."""
+    seen = baselines.get(name)
+    return (looked_at if seen is None else seen.at) < since
 
 
 def step_increments(
@@ -157,17 +182,24 @@ def step_increments(
     return found
 
 
-def _with_sampled(totals: Numbers, sample: Sample, seconds: float) -> Numbers:
+def _with_sampled(totals: Numbers, sample: Sample, seconds: float, lost: Collection[str]) -> Numbers:
     """Refusals and arrivals as the gateways count them, else as the replicas do; and what runs. See the
-    header."""
+    header. lost: those who count arrivals and have told nothing for long."""
     is_gateway_sampled = any(gateway is not None for gateway in sample.gateways.values())
     counters = sample.gateways if sample.gateways else sample.replicas
     replicas = [replica for replica in sample.replicas.values() if replica is not None]
     num_serving = sum(replica is None or not replica.draining for replica in sample.replicas.values())
+    arrived = totals.get("gateway_received" if sample.gateways else "received", 0.0)
+    is_blind = any(source is None for source in counters.values())
+    if lost:
+        num_told = sum(not one.draining for name, one in sample.replicas.items() if one and name not in lost)
+        is_blind = 2 * num_told < num_serving or not num_told
+        arrived = 0.0 if is_blind else totals.get("received", 0.0) * num_serving / num_told
     told = {
         "refused": totals.get("gateway_rejected" if is_gateway_sampled else "rejected", 0.0),
-        "arrived": totals.get("gateway_received" if sample.gateways else "received", 0.0),
-        "blind": float(any(source is None for source in counters.values())),
+        "arrived": arrived,
+        "blind": float(is_blind),
+        "lost": float(bool(lost)),
         "ran": float(sum(replica.running for replica in replicas)),
         "kv_held": sum(replica.kv_blocks_used / max(1, replica.kv_blocks_total) for replica in replicas),
         "replica_seconds": num_serving * seconds,
@@ -178,7 +210,7 @@ def _with_sampled(totals: Numbers, sample: Sample, seconds: float) -> Numbers:
 
 
 def _append(slices: tuple[Slice, ...], new: Slice, changed_at: float) -> tuple[Slice, ...]:
-    kept = tuple(one for one in slices if one.end > new.end - LONGEST_SECONDS)
+    kept = tuple(one for one in slices if one.end > new.end - LONGEST_SECONDS) or slices[-1:]
     if kept and new.end - kept[-1].start <= SLICE_SECONDS and changed_at <= kept[-1].start:
         whole = joined((kept[-1], new))
         # What the first part did not see, the second counts.
