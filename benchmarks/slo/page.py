@@ -174,7 +174,12 @@ def _over_longer(table: Table) -> Iterator[str]:
     if not table.longer:
         yield "Not run yet."
         return
-    yield "With the shipped defaults, on fewer requests than below, so that it fits its time."
+    few = sum(row["measures"]["mean_replicas"] < LEAST_ORACLE_REPLICAS for row in table.longer.values())
+    yield (
+        "With the shipped defaults, on fewer requests than below, so that it fits its time: "
+        f"{few} of {len(table.longer)} have fewer than {LEAST_ORACLE_REPLICAS:g} replicas on average, of "
+        "which each is a larger share."
+    )
     yield ""
     yield "| case | minutes | replicas | attained | worst 5 min | GPU-hours | actions/h | reversals/h |"
     yield "| --- |" + " --- |" * 7

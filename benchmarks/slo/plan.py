@@ -40,8 +40,9 @@ FAULTS = (
     Fault("cold start 10 s", cold_start_seconds=10.0),
     Fault("cold start 180 s", cold_start_seconds=180.0),
 )
-# A cold start of 60 s is what every other run has. Of these no more than a point of attainment may be lost.
-JUDGED_FAULTS = tuple(fault.name for fault in FAULTS[:3])
+# A cold start of 60 s is what every other run has. To each of these no more than a point of attainment may be
+# lost; what the controller is told, and how soon a replica serves, are judged apart.
+TOLD_FAULTS, START_FAULTS = (tuple(one.name for one in some) for some in (FAULTS[:3], FAULTS[3:]))
 
 
 # Targets as multiples of the idle latencies, and the objective.
