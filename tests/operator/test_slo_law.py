@@ -283,6 +283,15 @@ def test_a_target_that_guesses_keep_is_feasible(fleet: Fleet) -> None:
     for factor, totals in cases:
         fleet.totals = totals
         fleet.memory = replace(fleet.memory, factors=Factors(tpot=factor))
-        decision, _ = fleet.decide()
+        decision, memory = fleet.decide()
         assert not decision.advice
         assert decision.replicas > 4
+        assert decision.evidence["best_max_num_seqs"] >= 4, "for plain steps it would be one"
+        assert memory.factors.tpot < 0.75
+
+
+def test_of_plain_steps_the_factor_is_learnt_from_what_was_predicted(fleet: Fleet) -> None:
+    """Where little runs, tokens come hardly later than a plain step beside nothing else ends: no guess."""
+    fleet.tpot_bucket = 19
+    fleet.memory = replace(fleet.memory, factors=Factors(tpot=1.3), factors_at=NOW)
+    assert fleet.decide()[1].factors.tpot == 1.3

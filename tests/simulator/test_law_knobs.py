@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from headway_operator.samples import Limits
 from headway_operator.state import Decision
 from headway_simulator.cluster import BEGIN_SECONDS
 from headway_simulator.engine import SimulatedEngine
+from headway_simulator.simulated_runner import Speculation
 from headway_simulator.step_model import slower
 
 MOST = Limits(32, 1024)
@@ -236,3 +238,19 @@ def test_limits_are_looked_at_every_fifteen_seconds_and_trimmed_within_a_fifth(b
     for one in changed:
         best = one.evidence["best_max_num_seqs"]
         assert round(0.8 * best) <= one.limits.max_num_seqs <= round(1.2 * best)
+
+
+def test_a_target_that_guesses_alone_keep_is_sized_by_what_they_bring(build: Any) -> None:
+    """A plain step takes 44 ms beside nothing else, four of five guesses come true; 40 ms are promised."""
+    setting = build.slow(slo={"tpotMilliseconds": 40}, initial_replicas=2)
+    engine = replace(setting.engine, speculation=Speculation(4, 0.8))
+    course = build.course(build.steps((150, 0.3), (250, 0.9)), replace(setting, engine=engine))
+    course.run()
+    learnt = [one for one in course.decisions if "best_max_num_seqs" in one.evidence]
+    assert learnt
+    assert not any(one.advice for one in learnt), "it is none that no number of replicas keeps"
+    assert min(one.limits.max_num_seqs for one in learnt) > 1
+    assert max(one.replicas for one in learnt) <= 4, "for plain steps it would be sixteen"
+    later = course.between(260, 390)
+    assert median(one.tpot.p_milliseconds or 0.0 for one in later) < 40.0
+    assert {one.ttft.verdict for one in later} == {"met"}

@@ -104,6 +104,8 @@ def _situation(
     if now_load.late:
         memory = replace(memory, late_at=now)
     if found is not None:
+        if found.factors != memory.factors:
+            memory = replace(memory, factors=found.factors)
         if memory.workload is None:
             # What was recommended without a model says nothing of what a replica can do; yet what there is
             # goes no sooner than if it had been recommended now.

@@ -39,6 +39,8 @@ LEAST_JUDGED = 60
 # the first guess, as FIRST_BEYOND.
 FIRST_BEYOND, MOST_BEYOND, LONGEST_KNOWN_SECONDS = 0.2, 20.0, 100.0
 NEAR = 1.5
+# Tokens that come in less than this share of what a step takes beside nothing else are several for each step.
+GUESSED = 0.9
 # Of requests that are judged there must be so many beyond the percentile, where misses are to be shared out.
 LEAST_BEYOND = 5.0
 # Of TTFT, which queueing makes hard to tell, and of TPOT and steps.
@@ -181,18 +183,36 @@ def sizing(target: Target, memory: Memory, happened: Recent, fleet: int, now: fl
     work = replace(work, context=min(work.context, CONTEXT_STRETCH * seen))
     slower = pace(happened, now)
     replica = Replica(memory.fit.model.slower(slower), work, aimed_percent(target, happened, now), fleet)
-    capacity = replica.capacity(target, memory.factors)
-    least = _least_per_second(target, replica, capacity, memory.factors)
+    factors = _with_guesses(target, replica, memory.factors, happened, now)
+    capacity = replica.capacity(target, factors)
+    least = _least_per_second(target, replica, capacity, factors)
     per_second = max(capacity.per_second, least)
     limits = capacity.limits
     if per_second > capacity.per_second:
         # It will be given more than it was taken to do, and needs the places.
-        limits = replica.with_places(limits, per_second, target, memory.factors)
+        limits = replica.with_places(limits, per_second, target, factors)
     bound = max(per_second, capacity.bound)
     capacity = replace(capacity, per_second=per_second, limits=limits, bound=bound)
     known = memory.ceiling
     ceiling = inf if known is None else known.of(work, capacity.limits.max_num_seqs)
-    return Sizing(replica, capacity, memory.factors, memory.kappa, slower, least, ceiling)
+    return Sizing(replica, capacity, factors, memory.kappa, slower, least, ceiling)
+
+
+def _with_guesses(
+    target: Target, replica: Replica, factors: Factors, happened: Recent, now: float
+) -> Factors:
+    """The factors with one for TPOT that is no higher than what comes of guesses on any load.
+
+    Steps that check guesses tell the model nothing, and limits that follow from what plain steps take would
+    leave a replica so few places that nothing could be learnt of it: so it is at once what is measured, over
+    what a replica takes that has nothing else to do.
+    """
+    counts = happened.counts("tpot", now - CALIBRATION_SECONDS)
+    measured = histogram.percentile(counts, replica.percent)
+    if measured is None or sum(counts.values()) < LEAST_JUDGED:
+        return factors
+    most = measured / replica.idle(target.bound_limits(target.highest)).tpot
+    return factors if most >= min(GUESSED, factors.tpot) else replace(factors, tpot=max(LEAST_FACTOR, most))
 
 
 def _least_per_second(target: Target, replica: Replica, found: Capacity, factors: Factors) -> float:
