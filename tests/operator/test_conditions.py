@@ -251,6 +251,7 @@ def test_feasible_is_what_was_seen_until_the_opposite_is(world: World) -> None:
     assert pass_with(ttft=VIOLATED, blocker="TargetInfeasible") == ("False", "TargetInfeasible")
     assert pass_with(ttft=VIOLATED) == ("False", "TargetInfeasible")
     told = {"blocker": "FixedReplicas", "advice": "prefill alone takes 640 ms at idle"}
+    assert pass_with(4, ttft=MET, **told) == ("True", "TargetsMet"), "advice is of what came since a change"
     assert pass_with(4, ttft=VIOLATED, **told) == ("False", "TargetInfeasible"), "whoever sets the number"
     assert pass_with(5, ttft=UNKNOWN) == ("Unknown", "NotProven")
     assert pass_with(5, ttft=NO_TARGET) == ("Unknown", "NoTarget")

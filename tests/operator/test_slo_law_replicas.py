@@ -346,3 +346,11 @@ def test_fewer_are_asked_what_fewer_do(build: Any, milliseconds: float) -> None:
     rates = [0.01 * k for k in range(10, 120)]
     enough = [rate for rate in rates if numbers(2, rate)["recommended_replicas"] == 1]
     assert 0.5 * alone < max(enough) < alone / 1.1
+
+
+def test_one_start_of_hours_hides_no_replica_that_does_not_come(fleet: Fleet) -> None:
+    """A registry was away while it pulled."""
+    fleet.per_second = 5.5 * CAPACITY
+    fleet.pending(2, age=3700.0)
+    fleet.memory = replace(fleet.memory, starts=((NOW - 9000.0, 7240.0),))
+    assert fleet.decide()[0].replicas == 8

@@ -220,6 +220,13 @@ def test_one_pass_of_a_large_fleet_is_no_long_time() -> None:
     assert learn(slow, random.Random(13), 1).num_odd == (0, 0)
 
 
+def test_a_pass_counts_as_little_after_an_increment_that_was_as_ever() -> None:
+    odd, fine = taken(random.Random(14), 100, TRUE.slower(3.0)), taken(random.Random(15), 100)
+    fit = replace(learn(StepFit(), random.Random(16), 5), num_odd=(16, 16))
+    assert learnt(fit, [fine, *[odd] * 23]).num_odd == (8, 8)
+    assert learnt(fit, [odd]).num_odd == (17, 17)
+
+
 def test_checkpoints_of_either_version_are_read_by_the_other() -> None:
     told = replace(StepFit(model=TRUE), num_odd=(3, 9)).to_dict()
     assert StepFit.from_dict(told).num_odd == (3, 9)

@@ -282,3 +282,55 @@ def test_passes_that_are_always_far_apart_are_evidence(build: Any) -> None:
     seen = build.sample(now + 900.0, counters={"ttft_met": 500})
     state = step(build, state, now + 900.0, {"a": seen}, created_at=0.0)
     assert not Recent(state[0]).totals(now + 600.0, least=1), "one that is longer than all others"
+
+
+def test_a_pass_that_was_late_makes_no_old_counts_new(build: Any) -> None:
+    """Two gateways, of which one is silent for two minutes; one pass comes a minute late."""
+    state = EMPTY
+    for now in (*range(1000, 1140, 5), 1205, 1210, 1215):
+        is_silent = 1005 < now < 1210
+        one, other = gateway(now, now - 1000), None if is_silent else gateway(now, now - 1000)
+        told = {"a": build.sample(now, counters={"received": 2 * (now - 1000)})}
+        state = step(build, state, now, told, created_at=0.0, gateways={"g": one, "h": other})
+    rates = [one.count / (one.end - one.start) for one in Recent(state[0]).arrivals]
+    assert max(rates) == pytest.approx(2.0)
+
+
+def test_replicas_that_tell_again_after_a_while_stand_for_that_while(build: Any) -> None:
+    """One of two gateways is lost for good; each replica in turn misses a pass."""
+    state = EMPTY
+    for number, now in enumerate(range(1000, 1400, 5)):
+        told: dict[str, ReplicaSample | None] = {
+            name: build.sample(now, counters={"received": now - 1000}) if number % 4 != place else None
+            for place, name in enumerate("abcd")
+        }
+        lost = gateway(now, 0) if number == 0 else None
+        state = step(build, state, now, told, created_at=0.0, gateways={"g": gateway(now, 0), "h": lost})
+    later = [one for one in Recent(state[0]).arrivals if one.end > 1150]
+    assert sum(one.count for one in later) / sum(one.end - one.start for one in later) == pytest.approx(
+        4.0, rel=0.01
+    )
+
+
+def test_a_checkpoint_that_says_not_when_is_of_the_last_pass(build: Any) -> None:
+    """Of an earlier version: nothing it knew was lost because of that."""
+    state = step(
+        build, EMPTY, 1000, {"a": build.sample(1000)}, created_at=0.0, gateways={"g": gateway(1000, 0)}
+    )
+    old = {name: one.to_dict() for name, one in state[1].items()}
+    for one in old.values():
+        del one["at"]
+    state = (state[0], {name: Baseline.from_dict(one) for name, one in old.items()}, NO_COLUMNS)
+    told = {"a": build.sample(1040, counters={"received": 400})}
+    state = step(build, state, 1040, told, created_at=0.0, gateways={"g": gateway(1040, 400)})
+    [span] = Recent(state[0]).arrivals
+    assert (span.count, span.end - span.start) == (400.0, 40.0)
+
+
+def test_a_gateway_that_has_just_come_is_not_lost(build: Any) -> None:
+    state = EMPTY
+    for now in (1000, 1005, 1010):
+        gateways = {"g": gateway(now, 2 * (now - 1000)), "new": None if now == 1010 else gateway(now, 0)}
+        del gateways["new" if now < 1010 else "g"]
+        state = step(build, state, now, {"a": build.sample(now)}, created_at=0.0, gateways=gateways)
+    assert (counted(state).get("lost"), counted(state)["blind"]) == (None, 1.0)

@@ -42,8 +42,8 @@ def slo_feasible(decision: Decision, previous: Mapping[str, Any], generation: in
     promised = _promised(decision)
     if not promised:
         return Condition("SLOFeasible", "Unknown", "NoTarget", "spec.slo sets no target")
-    # Where nobody may move replicas, that is the blocker.
-    if decision.blocker == INFEASIBLE or decision.advice:
+    # Where nobody may move replicas, that is the blocker; and advice is of what came since the last change.
+    if decision.blocker == INFEASIBLE or (decision.advice and not _is_met(promised)):
         return Condition("SLOFeasible", "False", INFEASIBLE, decision.advice or decision.message)
     if _is_met(promised):
         return Condition("SLOFeasible", "True", "TargetsMet", _texts(promised))

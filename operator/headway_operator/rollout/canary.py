@@ -27,6 +27,7 @@ from math import exp, lgamma
 from typing import Literal
 
 from headway_operator.rollout.evidence import CanaryEvidence, Side
+from headway_operator.rollout.record import Slowness
 from headway_operator.slo import histogram
 from headway_operator.slo.target import Target
 from headway_operator.slo.verdict import LEAST_MISSES, verdict
@@ -52,17 +53,22 @@ class Finding:
     is_repeated_first: bool = False
 
 
-def judge(evidence: CanaryEvidence, target: Target, *, is_last: bool) -> Finding | None:
+def judge(
+    evidence: CanaryEvidence, target: Target, *, is_last: bool, slowness: Slowness = ""
+) -> Finding | None:
     """What speaks against the candidate; None when nothing does.
 
-    is_last: whether the step could end now, had nothing been found.
+    is_last: whether the step could end now, had nothing been found. slowness: whether the step is repeated,
+    and then whether the question has been answered; it is asked once, as each time it is asked chance may
+    answer.
     """
+    asks_slower, is_repetition = is_last and slowness != "cleared", slowness == "suspected"
     sides = evidence.candidate, evidence.stable
     chance = CHANCE if is_last else EARLY_CHANCE
     found = [
         _errors(*sides, chance),
         *(_against_target(name, *sides, target, chance, is_last=is_last) for name in _NAMES),
-        *(_slower(name, *sides, target, is_repetition=evidence.is_repetition) for name in _NAMES if is_last),
+        *(_slower(name, *sides, target, is_repetition=is_repetition) for name in _NAMES if asks_slower),
     ]
     against = [finding for finding in found if finding is not None]
     return next((finding for finding in against if finding.reason), against[0] if against else None)

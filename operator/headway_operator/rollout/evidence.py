@@ -6,6 +6,7 @@ died. An operator that starts again gathers anew; how long a step has lasted sta
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from headway_operator.samples import GatewaySample, RevisionTotals, Sample, Targets
 from headway_operator.slo.baselines import Baseline
@@ -35,8 +36,7 @@ class Side:
 class CanaryEvidence:
     """Both sides since `since`, in the step that `step` names: (candidate, number of the step).
 
-    gateways: instance of a gateway -> what it had counted by revision at the last pass. is_repetition: the
-    step has had its time before, and what was counted then is left out.
+    gateways: instance of a gateway -> what it had counted by revision at the last pass.
     """
 
     step: tuple[str, int]
@@ -45,13 +45,12 @@ class CanaryEvidence:
     candidate: Side = Side()
     stable: Side = Side()
     gateways: Mapping[str, Mapping[str, RevisionTotals]] = field(default_factory=dict)
-    is_repetition: bool = False
 
     @property
     def repeated(self) -> "CanaryEvidence":
         """For the same step once more, from here on."""
         sides = self.candidate.emptied, self.stable.emptied
-        return CanaryEvidence(self.step, self.at, self.at, *sides, self.gateways, is_repetition=True)
+        return CanaryEvidence(self.step, self.at, self.at, *sides, self.gateways)
 
 
 def gathered(
@@ -76,7 +75,8 @@ def gathered(
         revisions, (Side(), Side()) if before is None else (before.candidate, before.stable), strict=True
     ):
         part = _of_revision(hash_, sample, observed)
-        (new,), baselines, _ = advance((), side.baselines, part, observed, targets, at, at)
+        # All that came since the step began is of it, however long ago anybody last looked.
+        (new,), baselines, _ = advance((), side.baselines, part, observed, targets, at, at, longest_gap=inf)
         added = [
             _grown(one, name, before.gateways.get(instance))
             for instance, one in seen.items()
@@ -92,8 +92,7 @@ def gathered(
     gateways = {} if before is None else dict(before.gateways)
     gateways |= {instance: one.revisions for instance, one in seen.items()}
     since = now if before is None else before.since
-    is_repetition = before is not None and before.is_repetition
-    return CanaryEvidence(step, since, now, sides[0], sides[1], gateways, is_repetition)
+    return CanaryEvidence(step, since, now, sides[0], sides[1], gateways)
 
 
 def _of_revision(hash_: str, sample: Sample, observed: Observed) -> Sample:

@@ -5,12 +5,14 @@ The structures are those of `status.rollout`, camelCase outside. Times are as Ku
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
 from headway_operator.state import RevisionPin
+
+Slowness = Literal["", "suspected", "cleared"]
 
 
 class Pin(Struct, frozen=True, rename="camel"):
@@ -50,7 +52,8 @@ class Record(Struct, frozen=True, rename="camel", omit_defaults=True):
 
     ready_replicas, older_replicas: how far it has come: most of its own that were ready, fewest of others.
     progressed_at: "" while no replica is wanted. step: steps of the canary passed; weight,
-    step_started_at: the share it gets, and since when.
+    step_started_at: the share it gets, and since when. slowness: "suspected" while a step is repeated, since
+    the candidate has been slower in it; "cleared" once it has not been so again.
     """
 
     stable: Pin | None = None
@@ -62,6 +65,7 @@ class Record(Struct, frozen=True, rename="camel", omit_defaults=True):
     step: int = 0
     weight: int = 0
     step_started_at: str = ""
+    slowness: Slowness = ""
     failed: Failure | None = None
 
 

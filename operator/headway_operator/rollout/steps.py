@@ -39,13 +39,14 @@ def with_canary(
     share = canary.steps[record.step]
     most = max(1, ceil(facts.wanted * share / WHOLE_WEIGHT))
     weights = _weights(stable, facts, record.weight)
-    held = replace(rollout, most=most, weights=weights)
+    # What was counted stays while a pass cannot judge it.
+    held = replace(rollout, most=most, weights=weights, evidence=evidence)
     if not record.weight and not facts.mine and not _is_told(facts, weights):
         return replace(held, most=0, waits_for=NOT_TOLD)
     if facts.num_ready < most:
         return replace(held, waits_for=facts.cause)
     if record.weight != share:
-        record = msgspec.structs.replace(record, weight=share, step_started_at="")
+        record = msgspec.structs.replace(record, weight=share, step_started_at="", slowness="")
         held = replace(held, record=record, weights=_weights(stable, facts, share))
     if not _is_told(facts, held.weights):
         return replace(held, waits_for=NOT_TOLD)
@@ -88,16 +89,20 @@ def _judged(
         return replace(held, record=msgspec.structs.replace(record, failed=failure))
     num_requests = evidence.candidate.answered.requests
     left = canary.hold_seconds - (facts.now - seconds(record.step_started_at))
-    finding = judge(evidence, target, is_last=left <= 0 and num_requests >= canary.min_requests)
-    if finding is not None and finding.is_repeated_first and not evidence.is_repetition:
-        record = msgspec.structs.replace(record, step_started_at=timestamp(facts.now))
+    is_last = left <= 0 and num_requests >= canary.min_requests
+    finding = judge(evidence, target, is_last=is_last, slowness=record.slowness)
+    if finding is not None and finding.is_repeated_first and not record.slowness:
+        record = msgspec.structs.replace(record, step_started_at=timestamp(facts.now), slowness="suspected")
         words = f"{finding.message}; the step is repeated, to see whether it stays so"
         return replace(held, record=record, evidence=evidence.repeated, waits_for=words)
     if finding is not None and finding.reason:
         failure = facts.given_up(finding.reason, f"at a share of {record.weight}%, {finding.message}")
         return replace(held, record=msgspec.structs.replace(record, failed=failure))
+    if is_last and record.slowness:
+        record = msgspec.structs.replace(record, slowness="cleared")
+        held = replace(held, record=record)
     if left > 0:
-        again = " once again" if evidence.is_repetition else ""
+        again = " once again" if record.slowness else ""
         words = f"its share of {record.weight}% is held{again} for {left:.0f} s more"
         return replace(held, waits_for=words)
     if num_requests < canary.min_requests:
@@ -108,15 +113,15 @@ def _judged(
     if gate is not None and not gate.is_open:
         return replace(held, waits_for=f"its quality is not verified: {gate.message}")
     record = msgspec.structs.replace(
-        record, step=record.step + 1, step_started_at="", progressed_at=timestamp(facts.now)
+        record, step=record.step + 1, step_started_at="", slowness="", progressed_at=timestamp(facts.now)
     )
-    is_last = record.step == len(canary.steps)
-    if is_last:
+    is_over = record.step == len(canary.steps)
+    if is_over:
         record = msgspec.structs.replace(record, weight=0)
     return replace(
         held,
         record=record,
-        most=None if is_last else held.most,
-        weights={} if is_last else held.weights,
+        most=None if is_over else held.most,
+        weights={} if is_over else held.weights,
         waits_for="",
     )

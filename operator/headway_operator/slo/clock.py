@@ -38,6 +38,7 @@ def with_clock(memory: Memory, now: float) -> Memory:
             persistence=memory.course.persistence.set_back(now),
         ),
         starts=tuple((min(at, now), seconds) for at, seconds in memory.starts),
+        baselines={name: one._replace(at=min(one.at, now)) for name, one in memory.baselines.items()},
         **changed,
     )
 

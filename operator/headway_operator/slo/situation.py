@@ -12,9 +12,9 @@ from headway_operator.slo.target import Target
 from headway_operator.slo.window import LONGEST_GAP_SECONDS, Recent, is_unseen
 from headway_operator.state import Attainment, Observed, Replica, is_unplaced
 
-# A replica asked for longer ago than this, and than so many start-up times, and still not ready counts as
-# absent: more may be asked for.
-PENDING_DEADLINE_SECONDS, PENDING_STARTS = 600.0, 2.0
+# A replica asked for longer ago than this, and than so many start-up times (but no longer than the last), and
+# still not ready counts as absent: more may be asked for.
+PENDING_DEADLINE_SECONDS, PENDING_STARTS, MOST_PENDING_SECONDS = 600.0, 2.0, 3600.0
 # Time for a new replica to take its share of the load before anything is concluded from what is measured.
 REPLICA_SETTLE_SECONDS = 10.0
 # Time for new limits to show.
@@ -148,7 +148,8 @@ def supply(target: Target, memory: Memory, sample: Sample, observed: Observed, n
     living = [replica for replica in observed.replicas if replica.phase != "draining"]
     ready = [replica for replica in living if replica.phase == "ready"]
     unready = [replica for replica in living if replica.phase != "ready"]
-    deadline = max(PENDING_DEADLINE_SECONDS, PENDING_STARTS * lead_seconds(memory))
+    starts = min(MOST_PENDING_SECONDS, PENDING_STARTS * lead_seconds(memory))
+    deadline = max(PENDING_DEADLINE_SECONDS, starts)
     late = [replica for replica in unready if replica.created_at + deadline <= now]
     fresh = fresh_replicas(sample, now)
     asked_at = memory.replicas_raised_at
@@ -168,7 +169,7 @@ def supply(target: Target, memory: Memory, sample: Sample, observed: Observed, n
         sample_error=next(iter(sample.errors.values()), ""),
         is_gateway_sampled=None not in sample.gateways.values(),
         is_gateway_lost=any(
-            one is None and is_unseen(name, memory.baselines, now - LONGEST_GAP_SECONDS, memory.began_at)
+            one is None and is_unseen(name, memory.baselines, now - LONGEST_GAP_SECONDS)
             for name, one in sample.gateways.items()
         ),
         existing=len(living),

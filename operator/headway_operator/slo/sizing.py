@@ -211,7 +211,8 @@ def _with_guesses(
     measured = histogram.percentile(counts, replica.percent)
     if measured is None or sum(counts.values()) < LEAST_JUDGED:
         return factors
-    most = measured / replica.idle(target.bound_limits(target.highest)).tpot
+    alone = replica.idle(target.bound_limits(target.highest)).tpot
+    most = measured / alone if alone > 0.0 else inf
     return factors if most >= min(GUESSED, factors.tpot) else replace(factors, tpot=max(LEAST_FACTOR, most))
 
 

@@ -117,7 +117,8 @@ class StepFit:
 def learnt(fit: StepFit, increments: Sequence[tuple[Sums, Sums]]) -> StepFit:
     """The fit after one more pass. increments: of each usable replica, sums of steps without and with
     prompts."""
-    odd = [*fit.num_odd]
+    # In a row before this pass, unless it ends there, and in it.
+    before, odd = [*fit.num_odd], [0, 0]
     model = fit.model if _is_ripe(fit.buckets) else None
     new: dict[tuple[str, int], list[Sums]] = defaultdict(list)
     for both in increments:
@@ -125,11 +126,12 @@ def learnt(fit: StepFit, increments: Sequence[tuple[Sums, Sums]]) -> StepFit:
             if sums[0] < 1 or sums[_TIME] <= 0:
                 continue
             missed = 0.0 if model is None else _mean_miss(model, sums)
-            odd[place] = odd[place] + 1 if missed > WORST_MISS else 0
+            odd[place] += 1
+            if missed <= WORST_MISS:
+                before[place] = odd[place] = 0
             if missed <= OUTLIER:
                 new[kind, int(sums[2] / sums[0]).bit_length()].append(sums)
-    most_odd = [min(now, before + MOST_OF_PASS) for now, before in zip(odd, fit.num_odd, strict=True)]
-    num_odd = most_odd[0], most_odd[1]
+    num_odd = (before[0] + min(odd[0], MOST_OF_PASS), before[1] + min(odd[1], MOST_OF_PASS))
     if max(num_odd) >= PATIENCE_INCREMENTS:
         return StepFit(model=fit.model, residual=fit.residual, is_anew=True)
     if not new:

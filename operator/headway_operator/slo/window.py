@@ -20,7 +20,7 @@ in use as `kv_held`, and the time of replicas that do not drain, whether or not 
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import sub
 from typing import TypeVar
 
@@ -42,6 +42,8 @@ from headway_operator.state import Observed
 LONGEST_SECONDS = 300.0
 # Passes closer together than this share a slice, which bounds the memory's size.
 SLICE_SECONDS = 5.0
+# How far apart passes are shows in the last of them, however long ago these were.
+LEAST_SLICES = 2
 # After a longer time without a pass, or without a sample of one, nobody can say when the requests in between
 # came; unless passes are as far apart, or nearly, all the time.
 LONGEST_GAP_SECONDS, LONGEST_GAP_PASSES = 60.0, 2.5
@@ -121,50 +123,53 @@ def advance(
     began_at: float,
     changed_at: float,
     known: Columns = NO_COLUMNS,
+    longest_gap: float | None = None,
 ) -> tuple[tuple[Slice, ...], dict[str, Baseline], Columns]:
     """The slices and baselines after one more pass, and what to hand in as `known` at the next one.
 
     began_at: when this memory began. changed_at: when something was last changed; no slice spans that.
+    longest_gap: seconds after which nobody can say when the requests in between came; None for what that is
+    for passes as far apart as the last ones were.
     """
     young = {replica.name for replica in observed.replicas if replica.created_at >= began_at}
     last_end = slices[-1].end if slices else began_at
     # Clocks are set back by a little now and then.
     now = max(sample.taken_at, last_end)
-    longest_gap = _longest_gap(slices)
+    longest_gap = _longest_gap(slices) if longest_gap is None else longest_gap
     is_gap = now - last_end > longest_gap
     present = {*sample.replicas, *sample.gateways, *(replica.name for replica in observed.replicas)}
     after = {name: base for name, base in baselines.items() if name in present}
     current = {name: of_replica(one) for name, one in sample.replicas.items() if one is not None}
     current |= {name: of_gateway(one) for name, one in sample.gateways.items() if one is not None}
-    pairs = []
+    pairs: list[tuple[Baseline | None, Baseline]] = []
+    told_seconds: dict[str, float] = {}
     if not is_gap:
         for name, one in current.items():
             before = baselines.get(name)
-            if (name in young) if before is None else (one.at - before.at <= longest_gap):
+            seconds = now - last_end if before is None else one.at - (before.at or last_end)
+            if seconds <= longest_gap if before is not None else name in young:
                 pairs.append((before, one))
+                told_seconds[name] = seconds
     totals, counts, columns = grown(pairs, targets, known)
     start = now if is_gap else last_end
-    counters: Mapping[str, object] = {} if is_gap else (sample.gateways or sample.replicas)
-    lost = {
-        name
-        for name, one in counters.items()
-        if is_unseen(name, baselines, now - longest_gap, began_at if one is None else now)
-    }
-    new = Slice(start, now, _with_sampled(totals, sample, now - start, lost), counts)
+    counters: Iterable[str] = () if is_gap else (sample.gateways or sample.replicas)
+    is_lost = any(is_unseen(name, baselines, now - longest_gap) for name in counters)
+    told = _with_sampled(totals, sample, now - start, told_seconds if is_lost else None)
+    new = Slice(start, now, told, counts)
     return _append(slices, new, changed_at), after | current, columns
 
 
 def _longest_gap(slices: Sequence[Slice]) -> float:
-    """Between passes."""
-    apart = slices[-1].end - slices[-2].end if len(slices) > 1 else 0.0
+    """Between passes: one that was late, or an operator that was away, says nothing of the others."""
+    last = [one.end for one in slices[-3:]]
+    apart = min(last[1] - last[0], last[2] - last[1]) if len(last) > 2 else 0.0
     return max(LONGEST_GAP_SECONDS, LONGEST_GAP_PASSES * apart)
 
 
-def is_unseen(name: str, baselines: Mapping[str, Baseline], since: float, looked_at: float) -> bool:
-    """Whether one had given no sample since then. looked_at: since when one that never gave any has been
-    looked at."""
+def is_unseen(name: str, baselines: Mapping[str, Baseline], since: float) -> bool:
+    """Whether one that had given samples has given none since then."""
     seen = baselines.get(name)
-    return (looked_at if seen is None else seen.at) < since
+    return seen is not None and 0.0 < seen.at < since
 
 
 def step_increments(
@@ -182,24 +187,31 @@ def step_increments(
     return found
 
 
-def _with_sampled(totals: Numbers, sample: Sample, seconds: float, lost: Collection[str]) -> Numbers:
+def _with_sampled(
+    totals: Numbers, sample: Sample, seconds: float, told_seconds: Mapping[str, float] | None
+) -> Numbers:
     """Refusals and arrivals as the gateways count them, else as the replicas do; and what runs. See the
-    header. lost: those who count arrivals and have told nothing for long."""
+    header. told_seconds: where one that counts arrivals is lost, of each that is not, how long its counts
+    are of; else None."""
     is_gateway_sampled = any(gateway is not None for gateway in sample.gateways.values())
     counters = sample.gateways if sample.gateways else sample.replicas
     replicas = [replica for replica in sample.replicas.values() if replica is not None]
     num_serving = sum(replica is None or not replica.draining for replica in sample.replicas.values())
     arrived = totals.get("gateway_received" if sample.gateways else "received", 0.0)
     is_blind = any(source is None for source in counters.values())
-    if lost:
-        num_told = sum(not one.draining for name, one in sample.replicas.items() if one and name not in lost)
-        is_blind = 2 * num_told < num_serving or not num_told
-        arrived = 0.0 if is_blind else totals.get("received", 0.0) * num_serving / num_told
+    if told_seconds is not None:
+        times = [
+            told_seconds[name]
+            for name, one in sample.replicas.items()
+            if name in told_seconds and one is not None and not one.draining
+        ]
+        is_blind = 2 * len(times) < num_serving or not sum(times)
+        arrived = 0.0 if is_blind else totals.get("received", 0.0) * num_serving * seconds / sum(times)
     told = {
         "refused": totals.get("gateway_rejected" if is_gateway_sampled else "rejected", 0.0),
         "arrived": arrived,
         "blind": float(is_blind),
-        "lost": float(bool(lost)),
+        "lost": float(told_seconds is not None),
         "ran": float(sum(replica.running for replica in replicas)),
         "kv_held": sum(replica.kv_blocks_used / max(1, replica.kv_blocks_total) for replica in replicas),
         "replica_seconds": num_serving * seconds,
@@ -210,7 +222,9 @@ def _with_sampled(totals: Numbers, sample: Sample, seconds: float, lost: Collect
 
 
 def _append(slices: tuple[Slice, ...], new: Slice, changed_at: float) -> tuple[Slice, ...]:
-    kept = tuple(one for one in slices if one.end > new.end - LONGEST_SECONDS) or slices[-1:]
+    kept = tuple(one for one in slices if one.end > new.end - LONGEST_SECONDS)
+    if len(kept) < LEAST_SLICES:
+        kept = slices[-LEAST_SLICES:]
     if kept and new.end - kept[-1].start <= SLICE_SECONDS and changed_at <= kept[-1].start:
         whole = joined((kept[-1], new))
         # What the first part did not see, the second counts.

@@ -1,6 +1,6 @@
 """`status.revision` and `status.rollout`: which revision serves, which is to follow, which was given up."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
@@ -70,6 +70,8 @@ class RolloutStatus(_Status):
     weight: int | None = None
     """Share of the requests that the candidate gets, in percent; absent outside a canary."""
     step_started_at: Time | None = None
-    """When the candidate began to get that share."""
+    """When the candidate began to get that share, or when the step was last repeated."""
+    slowness: Literal["suspected", "cleared"] | None = None
+    """suspected: the step is repeated, as the candidate was slower in it. cleared: it was not so again."""
     failed: RolloutFailure | None = None
     """The revision that was given up last, while the spec still asks for it."""

@@ -161,6 +161,36 @@ def test_a_candidate_that_was_slower_at_first_has_its_step_repeated(toy: Toy, tr
     assert (toy.count(new, "ready"), toy.count(old, "ready")) == (2, 0)
 
 
+@pytest.mark.parametrize("what", ["the gateway's sample is lost now and then", "the operator restarts"])
+def test_a_step_is_repeated_once_whatever_happens_meanwhile(toy: Toy, traffic: Traffic, what: str) -> None:
+    old, new = begun(toy, traffic)
+    traffic.milliseconds[new] = 250.0
+    repeated = 0
+    for number in range(100):
+        if what == "the operator restarts":
+            toy.evidence = None if number % 20 == 0 else toy.evidence
+        elif number % 7 == 0:
+            told, toy.told = toy.told, None
+            toy.step()
+            toy.told = told
+        traffic.step()
+        repeated += "the step is repeated" in toy.told_of("Progressing")[2]
+        if toy.current == old:
+            break
+    assert toy.told_of("Progressing")[:2] == ("False", "CanaryTTFTSlower")
+    assert repeated == 1
+
+
+def test_what_a_repeated_step_has_answered_is_not_asked_again(build: Any) -> None:
+    """While it waits for something else it would be asked at each pass, until chance answers."""
+    fast, slow = side(400, milliseconds=100.0), side(400, milliseconds=250.0)
+    evidence = CanaryEvidence(("c", 0), 0.0, 10.0, slow, fast)
+    found = [
+        judge(evidence, build.target(), is_last=True, slowness=one) for one in ("", "suspected", "cleared")
+    ]
+    assert [one and one.reason for one in found] == ["CanaryTTFTSlower", "CanaryTTFTSlower", None]
+
+
 def test_a_step_that_is_repeated_has_as_many_requests_as_any(toy: Toy, traffic: Traffic) -> None:
     _, new = begun(toy, traffic)
     traffic.milliseconds[new] = 250.0
