@@ -12,8 +12,8 @@ from headway_operator.slo.target import Target
 from headway_operator.slo.window import LONGEST_GAP_SECONDS, Recent, is_unseen
 from headway_operator.state import Attainment, Observed, Replica, is_unplaced
 
-# A replica asked for longer ago than this, and than so many start-up times (but no longer than the last), and
-# still not ready counts as absent: more may be asked for.
+# A replica that is not ready so long after it was asked for counts as absent: more may be asked for. Where
+# starts take long, it has so many start-up times instead, but an hour at most.
 PENDING_DEADLINE_SECONDS, PENDING_STARTS, MOST_PENDING_SECONDS = 600.0, 2.0, 3600.0
 # Time for a new replica to take its share of the load before anything is concluded from what is measured.
 REPLICA_SETTLE_SECONDS = 10.0
