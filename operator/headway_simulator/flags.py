@@ -7,12 +7,11 @@ from typing import Any, get_args
 
 from headway.argument_types import integer, not_negative, number, positive, share_or_none
 from headway.command_parser import CommandParser
-from headway_runtime.cpus import usable_cpus
 from headway_runtime.speculative_options import MOST_SPECULATIVE_TOKENS
 from headway_simulator.baselines import BASELINES
 from headway_simulator.cluster import Conditions
 from headway_simulator.gateway import RoutingRule
-from headway_simulator.generators import KINDS, Course
+from headway_simulator.generators import KINDS, LEAST_PERIOD_SECONDS, Course
 from headway_simulator.rates import LEAST_VARIATION, MOST_VARIATION
 from headway_simulator.step_model import DEFAULT_PROFILE, PROFILES
 from headway_simulator.trace import Half
@@ -37,8 +36,27 @@ regularity = number(
     f"a number from {LEAST_VARIATION:g} to {MOST_VARIATION:g}",
 )
 wrongness = number(lambda value: 0.01 <= value <= 100, "a number from 0.01 to 100")
-_CONDITIONS = Conditions()
+# Where parsed flags keep what `--slo` has given.
+PROMISED = "promised"
+CONDITIONS = Conditions()
 _COURSE = Course("poisson", DEFAULT_REQUESTS_PER_SECOND, DEFAULT_DURATION_SECONDS)
+
+
+def path(text: str) -> Path:
+    """Of a file; an empty one is the current folder to pathlib."""
+    if not text:
+        raise argparse.ArgumentTypeError("'' is no file; name one")
+    return Path(text)
+
+
+class PartOfPromise(argparse.Action):
+    """A flag whose value `--slo` may have given already."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: Any = None) -> None:
+        """Sets it, or is the parser's error."""
+        if self.dest in getattr(namespace, PROMISED, ()):
+            raise argparse.ArgumentError(self, "--slo gives it already; leave out one of them")
+        setattr(namespace, self.dest, values)
 
 
 class Promise(argparse.Action):
@@ -59,6 +77,7 @@ class Promise(argparse.Action):
                         f"--{name.replace('_', '-')} is given already; leave out one of them"
                     )
                 setattr(namespace, name, value)
+                setattr(namespace, PROMISED, (*getattr(namespace, PROMISED, ()), name))
         except argparse.ArgumentTypeError as error:
             raise argparse.ArgumentError(self, str(error)) from error
 
@@ -75,7 +94,10 @@ class Promise(argparse.Action):
             name, kind = self.PARTS[short.strip()]
             if name in found:
                 raise argparse.ArgumentTypeError(f"{part!r} comes a second time; leave it out")
-            found[name] = kind(value.strip().removesuffix("ms"))
+            try:
+                found[name] = kind(value.strip().removesuffix("ms"))
+            except argparse.ArgumentTypeError as error:
+                raise argparse.ArgumentTypeError(f"{part.strip()!r}: {error}") from error
         return found
 
 
@@ -99,9 +121,10 @@ def add_load(group: argparse._ArgumentGroup) -> None:
     source = group.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--trace",
-        type=Path,
+        type=path,
         metavar="FILE",
-        help="JSON lines of our own (docs/simulate.md) or of Mooncake, an Azure CSV, or a CSV of rates",
+        help="JSON lines of our own (docs/simulate.md), of Mooncake or of Qwen-Bailian, an Azure CSV, or a "
+        "CSV of rates",
     )
     source.add_argument("--generate", choices=KINDS, help="a made-up load")
     group.add_argument(
@@ -124,11 +147,13 @@ def add_load(group: argparse._ArgumentGroup) -> None:
         f"(default: {_COURSE.variation:g}), or instead of what a CSV of rates says",
     )
     group.add_argument(
-        "--period-seconds", type=positive, help="of diurnal (default: a day, or the duration if shorter)"
+        "--period-seconds",
+        type=positive,
+        help=f"of diurnal, {LEAST_PERIOD_SECONDS:g} at least (default: a day, or the duration if shorter)",
     )
     group.add_argument(
         "--lengths",
-        type=Path,
+        type=path,
         metavar="FILE",
         help="a trace of requests to draw lengths from, for --generate and CSVs of rates",
     )
@@ -146,7 +171,7 @@ def add_service(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--service",
         "-f",
-        type=Path,
+        type=path,
         metavar="FILE",
         help="an InferenceService, before which the flags below go; default: one made of them",
     )
@@ -158,21 +183,25 @@ def add_service(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--ttft-milliseconds",
+        action=PartOfPromise,
         type=integer(1, LONGEST_TTFT_MILLISECONDS),
         help="target; default: --slo-factor times the idle TTFT of the P99 prompt",
     )
     group.add_argument(
         "--tpot-milliseconds",
+        action=PartOfPromise,
         type=integer(1, LONGEST_TPOT_MILLISECONDS),
         help="target; default: --slo-factor times the idle TPOT",
     )
     group.add_argument(
         "--slo-factor",
+        action=PartOfPromise,
         type=up_to_thousandfold,
         help=f"targets as multiples of idle latencies (default: {DEFAULT_SLO_FACTOR:g}, or a manifest's own)",
     )
     group.add_argument(
         "--percentile",
+        action=PartOfPromise,
         type=integer(LOWEST_PERCENTILE, HIGHEST_PERCENTILE),
         help=f"objective, {LOWEST_PERCENTILE} to {HIGHEST_PERCENTILE} (default: {DEFAULT_PERCENTILE})",
     )
@@ -225,7 +254,7 @@ def add_conditions(group: argparse._ArgumentGroup) -> None:
         ("deaths_per_pod_hour", not_negative, "how often a ready pod dies"),
         ("step_time_error", wrongness, "the controller is told of steps so many times as long as they are"),
     ):
-        default = getattr(_CONDITIONS, name)
+        default = getattr(CONDITIONS, name)
         group.add_argument(
             f"--{name.replace('_', '-')}", type=kind, default=default, help=f"{words} (default: {default:g})"
         )
@@ -233,19 +262,18 @@ def add_conditions(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--routing",
         choices=get_args(RoutingRule),
-        default=_CONDITIONS.routing,
-        help=f"how the gateway chooses a replica (default: {_CONDITIONS.routing})",
+        default=CONDITIONS.routing,
+        help=f"how the gateway chooses a replica (default: {CONDITIONS.routing})",
     )
 
 
 def _add_output(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--json", type=Path, metavar="OUT", help="write the report there")
-    group.add_argument("--plot", type=Path, metavar="PATH", help="write a timeline there: .png, .svg or .pdf")
+    group.add_argument("--json", type=path, metavar="OUT", help="write the report there")
+    group.add_argument("--plot", type=path, metavar="PATH", help="write a timeline there: .png, .svg or .pdf")
     group.add_argument("--no-oracle", dest="oracle", action="store_false", help="do not seek the least cost")
     group.add_argument(
         "--jobs",
         type=integer(1, MOST_JOBS),
-        default=min(MOST_JOBS, usable_cpus()),
         metavar="N",
         help="processes that look for the oracle; default: the processors there are",
     )

@@ -30,6 +30,10 @@ FLASH_RISE_SECONDS = 10.0
 FLASH_HALF_LIFE_SECONDS = 120.0
 JUMP_SHARE = 1 / 3
 DAY_SECONDS = 86400.0
+# A wave of fewer such steps is none.
+LEAST_PERIOD_SECONDS = 10 * RESOLUTION_SECONDS
+# As users give them.
+FLAGS = {"requests_per_second": "rate"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +82,23 @@ def before(course: Course, seconds: float) -> Course:
 
 def _check(course: Course) -> None:
     for name in ("requests_per_second", "duration_seconds", "variation", "period_seconds"):
-        value = getattr(course, name)
-        if not 0 < value < math.inf:
-            raise OptionsError(f"{name}={value!r} is not above 0 and finite")
+        if not 0 < getattr(course, name) < math.inf:
+            raise OptionsError(f"{_told(course, name)} is not above 0 and finite; choose another")
     if course.duration_seconds > LONGEST_SECONDS:
         raise OptionsError(
-            f"duration_seconds={course.duration_seconds:g} is more than {LONGEST_SECONDS:g}; choose less"
+            f"{_told(course, 'duration_seconds')} is more than {LONGEST_SECONDS:g}; choose less"
         )
     if not 1 <= course.factor < math.inf:
-        raise OptionsError(f"factor={course.factor!r} is below 1 or not finite; choose 1 or more")
+        raise OptionsError(f"{_told(course, 'factor')} is below 1 or not finite; choose 1 or more")
+    if course.kind == "diurnal" and course.period_seconds < LEAST_PERIOD_SECONDS:
+        raise OptionsError(
+            f"{_told(course, 'period_seconds')} is less than {LEAST_PERIOD_SECONDS:g}, and rates are "
+            f"constant for {RESOLUTION_SECONDS:g} s; choose more"
+        )
+
+
+def _told(course: Course, name: str) -> str:
+    return f"--{FLAGS.get(name, name).replace('_', '-')}={getattr(course, name):g}"
 
 
 def _steady(course: Course, jump_at: float) -> Callable[[float], float]:

@@ -13,6 +13,7 @@ from headway_simulator.control import Controller, headway
 from headway_simulator.engine import EngineSettings, longest_sequence
 from headway_simulator.errors import OptionsError
 from headway_simulator.flags import (
+    CONDITIONS,
     DEFAULT_ACCEPTANCE,
     DEFAULT_DURATION_SECONDS,
     DEFAULT_REQUESTS_PER_SECOND,
@@ -60,21 +61,31 @@ def load_of(options: argparse.Namespace) -> Trace:
             f"than {MOST_PASSES:,}; take a part of it by --end-seconds, or raise "
             f"--interval-seconds={options.interval_seconds:g}"
         )
+    for name in ("interval_seconds", "scrape_delay_seconds"):
+        value, default = getattr(options, name), getattr(CONDITIONS, name)
+        if value > default and value >= trace.duration_seconds:
+            raise OptionsError(
+                f"--{name.replace('_', '-')}={value:g}: nothing is decided within the load's "
+                f"{trace.duration_seconds:g} s; lower it"
+            )
     check_number("the load", len(trace.arrivals))
     if options.rate_scale != 1:
         check_number(f"--rate-scale={options.rate_scale:g}", options.rate_scale * len(trace.arrivals))
         trace = scaled_rate(trace, options.rate_scale, options.seed)
     if not trace.arrivals:
-        raise OptionsError("no request is left of the load; widen the part of it that is taken")
+        scaled = f", or raise --rate-scale={options.rate_scale:g}" if options.rate_scale < 1 else ""
+        raise OptionsError(
+            "no request is left of the load; widen the part of it that is taken (--start-seconds, "
+            f"--end-seconds, --half){scaled}"
+        )
     return trace
 
 
 def _check_part(options: argparse.Namespace, duration_seconds: float) -> None:
-    if not options.start_seconds < min(options.end_seconds, duration_seconds):
-        raise OptionsError(
-            f"--start-seconds={options.start_seconds:g} is not before --end-seconds={options.end_seconds:g} "
-            f"and the load's end at {duration_seconds:g}"
-        )
+    start, end = options.start_seconds, min(options.end_seconds, duration_seconds)
+    if not start < end:
+        told = "the load's end at" if end == duration_seconds else "--end-seconds"
+        raise OptionsError(f"--start-seconds={start:g} is not before {told} {end:g}; lower it")
 
 
 def _generated(options: argparse.Namespace) -> Trace:
@@ -100,7 +111,12 @@ def _read(options: argparse.Namespace) -> Trace:
     _refuse(options, GENERATOR_FLAGS, "is of --generate; leave it out")
     found = read_trace(options.trace)
     if isinstance(found, Trace):
-        _refuse(options, RATE_FLAGS, "is of --generate and of CSVs of rates, and this trace has its requests")
+        _refuse(
+            options,
+            RATE_FLAGS,
+            "is of --generate and of CSVs of rates, and this trace has its requests; leave it out "
+            "(--rate-scale takes so many times as many of them)",
+        )
         return found
     windows = found
     if options.rate is not None:

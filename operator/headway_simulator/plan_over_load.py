@@ -1,7 +1,7 @@
 """`headway plan MODEL --gpu KIND --trace FILE`: replicas and costs of a load, and which lever pays.
 
 With `--generate KIND` instead of a FILE: of a made-up load.
-With `-f FILE` instead of a MODEL: of a manifest's model and replicas.
+With `-f FILE`: of a manifest's replicas, and of its model where no MODEL is named.
 
 The plan's arithmetic gives each lever a step model (`levers`); the simulator runs the load through the
 controller with each of them, all held to the same promise. Exit status as without a load.
@@ -12,7 +12,7 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -41,10 +41,11 @@ from headway_simulator.flags import DEFAULT_ACCEPTANCE, add_conditions, add_load
 from headway_simulator.levers import PLAIN, Lever, from_data_sheet, levers, with_lever
 from headway_simulator.measures import Measures, measures
 from headway_simulator.options import controller_of, load_of, setting_with
-from headway_simulator.report import context_counts, judged_targets, unsimulated_lines
+from headway_simulator.report import context_counts, context_lines, judged_targets, unsimulated_lines
 from headway_simulator.service_flags import planned_arguments
 from headway_simulator.simulated_runner import Speculation
 from headway_simulator.step_model import StepModel, read_step_model
+from headway_simulator.timeline import HOUR_SECONDS, Hour, by_hour
 from headway_simulator.trace import Trace
 from headway_simulator.unsimulated import passed_over_by_plan
 
@@ -54,13 +55,17 @@ INTERRUPTED_STATUS = 130
 HOURS_OF_DAY = 24
 # Costs that differ by less are sums of the same numbers in another order.
 SAME = 1e-9
+MINUTE_SECONDS = 60.0
+# A load may lack so much of a day, or have so much more.
+WHOLE_DAYS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
     """What a lever comes to over the load. why_not: why it was not simulated, or "".
 
-    gpu_hours_per_day, usd_per_day: of the load's mean hour, 24 times; usd is None without a price.
+    gpu_hours_per_day, usd_per_day: of the load's mean hour, 24 times; usd is None without a price. hours: of
+    the load, each with its replicas.
     """
 
     flags: str
@@ -69,6 +74,7 @@ class Cost:
     measures: Measures | None = None
     gpu_hours_per_day: float | None = None
     usd_per_day: float | None = None
+    hours: tuple[Hour, ...] = ()
 
 
 def main(argv: list[str]) -> int:
@@ -93,7 +99,8 @@ def main(argv: list[str]) -> int:
         load = {**_as_json(trace, fit, target, costs[0]), "not_simulated": passed}
         print(json.dumps({**as_json(answer), "load": load}, indent=2))
     else:
-        lines = [*_lines(trace, fit, target, costs[0]), *unsimulated_lines(passed)]
+        replicas = costs[1].service.spec.replicas
+        lines = [*_lines(trace, fit, target, costs[0], replicas), *unsimulated_lines(passed)]
         print("\n".join([text(answer), "", *lines]))
     return EXIT_STATUS_FITS if answer.fit.fits else EXIT_STATUS_TOO_LARGE
 
@@ -102,11 +109,12 @@ def _parsed(argv: list[str]) -> argparse.Namespace:
     """Flags that are given go before those of a manifest, which go before defaults."""
     parser = _parser()
     arguments = parser.parse_args(argv)
-    if arguments.model is not None:
-        return arguments
     if arguments.service is None:
-        raise ConfigError("MODEL: a plan is of a model; give one, or a manifest with -f FILE")
-    return parser.parse_args([*planned_arguments(arguments.service), *argv])
+        if arguments.model is None:
+            raise ConfigError("MODEL: a plan is of a model; give one, or a manifest with -f FILE")
+        return arguments
+    model, *served = planned_arguments(arguments.service)
+    return parser.parse_args([*([model] if arguments.model is None else []), *served, *argv])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -126,6 +134,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"probability that a guess is right, for speculation (default: {DEFAULT_ACCEPTANCE:g})",
     )
     add_conditions(parser.add_argument_group("conditions"))
+    parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
     # How the service guesses is in --speculative-config. A limit that no flag gives is the manifest's.
     parser.set_defaults(num_speculative_tokens=0, max_num_batched_tokens=None)
     return parser
@@ -139,6 +148,11 @@ def _answer(arguments: argparse.Namespace) -> Answer:
     # The efficiency shapes the step model, too, with or without a price.
     if arguments.price_per_gpu_hour is None:
         asked.efficiency = None
+        if arguments.efficiency is not None and arguments.step_model is not None:
+            raise ConfigError(
+                f"--efficiency={arguments.efficiency:g} does nothing beside --step-model without "
+                "--price-per-gpu-hour; leave it out, or give a price"
+            )
     if arguments.efficiency is None:
         arguments.efficiency = DEFAULT_EFFICIENCY
     if asked.max_num_batched_tokens is None:
@@ -158,11 +172,18 @@ def _costs(arguments: argparse.Namespace, answer: Answer, load: Fitted) -> tuple
     setting = setting_with(arguments, load.trace, plain)
     found = []
     own = _speculation(arguments, answer, acceptance)
-    for lever in tqdm(
-        list(levers(answer.fit.question, own, acceptance)), unit="lever", disable=not sys.stderr.isatty()
-    ):
-        model = plain if lever.flags == PLAIN else with_lever(plain, answer.fit, lever.fit, kind)
-        found.append(_cost(arguments, load, setting, lever, model))
+    tried = list(levers(answer.fit.question, own, acceptance))
+    is_silent = arguments.quiet or not sys.stderr.isatty()
+    with tqdm(total=100, unit="%", disable=is_silent, bar_format="{l_bar}{bar}| {elapsed}") as bar:
+        for number, lever in enumerate(tried):
+
+            def told(share: float, before: int = number) -> None:
+                bar.update(max(0.0, 100 * (before + share) / len(tried) - bar.n))
+
+            bar.set_description(lever.flags.partition(" '")[0])
+            model = plain if lever.flags == PLAIN else with_lever(plain, answer.fit, lever.fit, kind)
+            found.append(_cost(arguments, load, setting, lever, model, told))
+            told(1.0)
     return found, setting
 
 
@@ -174,6 +195,11 @@ def _measured(arguments: argparse.Namespace) -> StepModel:
             f"--step-model={arguments.step_model!r} was measured with gpus={model.gpus} a replica, and the "
             f"plan is of --tensor-parallel-size={arguments.num_ranks}; give --tensor-parallel-size "
             f"{model.gpus}, or another step model"
+        )
+    if model.gpu and model.gpu not in GPU_KINDS:
+        raise OptionsError(
+            f"--step-model={arguments.step_model!r} has gpu={model.gpu!r}, which is no kind that a plan "
+            f"knows; correct it ({', '.join(GPU_KINDS)}), or leave it out"
         )
     if model.gpu and model.gpu != arguments.gpu:
         raise OptionsError(
@@ -193,23 +219,31 @@ def _speculation(arguments: argparse.Namespace, answer: Answer, acceptance: floa
 
 
 def _cost(
-    arguments: argparse.Namespace, load: Fitted, setting: Setting, lever: Lever, model: StepModel
+    arguments: argparse.Namespace,
+    load: Fitted,
+    setting: Setting,
+    lever: Lever,
+    model: StepModel,
+    told: Callable[[float], None],
 ) -> Cost:
     if not lever.fit.fits:
         return Cost(lever.flags, "does not fit the GPU")
     if longest_sequence(model) < setting.engine.max_model_len:
-        return Cost(lever.flags, f"no room for a request of {setting.engine.max_model_len} tokens")
+        room, longest = longest_sequence(model), setting.engine.max_model_len
+        return Cost(lever.flags, f"a cache of {room} tokens has no room for a request of {longest}")
     trace = load.trace
     # Another replica begins with other numbers; the promise stays that of the service as it is.
     other = setting_with(arguments, trace, model)
     engine = replace(other.engine, speculation=lever.speculation)
     changed = replace(other, service=setting.service, engine=engine)
-    run = Simulation(trace, changed, controller_of(arguments, trace, changed)).result()
+    run = Simulation(trace, changed, controller_of(arguments, trace, changed), told).result()
     run = with_refused(run, load.refused)
-    found = measures(run, target_of(setting.service.spec), model.gpus)
+    target = target_of(setting.service.spec)
+    found = measures(run, target, model.gpus)
     per_day = found.gpu_hours / (trace.duration_seconds / 3600) * HOURS_OF_DAY
     price = arguments.price_per_gpu_hour
-    return Cost(lever.flags, "", model, found, per_day, None if price is None else per_day * price)
+    usd = None if price is None else per_day * price
+    return Cost(lever.flags, "", model, found, per_day, usd, tuple(by_hour(run, target)))
 
 
 def best_of(costs: Sequence[Cost], target: Target) -> list[Cost]:
@@ -238,29 +272,63 @@ def _as_json(trace: Trace, fit: Fitted, target: Target, costs: Sequence[Cost]) -
     }
 
 
-def _lines(trace: Trace, fit: Fitted, target: Target, costs: Sequence[Cost]) -> list[str]:
+def _lines(
+    trace: Trace, fit: Fitted, target: Target, costs: Sequence[Cost], fixed_replicas: int | None
+) -> list[str]:
     targets = target.targets
     promised = ", ".join(
         f"{name} {value:g} ms"
         for name, value in (("TTFT", targets.ttft_milliseconds), ("TPOT", targets.tpot_milliseconds))
         if value is not None
     )
+    promise = f"P{target.percentile} {promised}" if promised else "nothing promised"
     width = max(len(one.flags) for one in costs)
-    load = f"{trace.name}: {len(trace.arrivals)} requests in {trace.duration_seconds / 3600:.1f} hours"
+    load = f"{trace.name}: {len(trace.arrivals)} requests in {_span(trace.duration_seconds)}"
     lines = [
-        f"over {load}, P{target.percentile} {promised}; simulated, not measured",
-        *(f"  {told}" for told in filter(None, [str(fit)])),
+        f"over {load}, {promise}; simulated, not measured",
+        *(f"  {told}" for told in context_lines(fit, target)),
+        *(f"  {told}" for told in _hours_told(trace, costs[0])),
         f"  {'lever':{width}}  attained  replicas, most  GPU-hours a day  USD a day  against as it is",
     ]
     plain = costs[0].gpu_hours_per_day
     lines += [_line(one, plain, width) for one in costs]
     best = best_of(costs, target)
+    if fixed_replicas is not None:
+        lines.append(
+            f"spec.replicas={fixed_replicas} stays with every lever, which then saves no replica; leave it "
+            "out to see how many would do"
+        )
     if not best:
         lines.append("none of these attains the objective")
+    elif fixed_replicas is not None:
+        lines.append(f"attain the objective: {', '.join(one.flags for one in best)}")
     elif PLAIN in (one.flags for one in best):
         lines.append("no lever pays: as it is, it attains the objective for the least")
     else:
         lines.append(f"what pays most: {', or as much: '.join(one.flags for one in best)}")
+    return lines
+
+
+def _span(seconds: float) -> str:
+    if seconds < 2 * MINUTE_SECONDS:
+        return f"{seconds:.0f} s"
+    if seconds < 2 * HOUR_SECONDS:
+        return f"{seconds / MINUTE_SECONDS:.0f} minutes"
+    return f"{seconds / HOUR_SECONDS:.1f} hours"
+
+
+def _hours_told(trace: Trace, plain: Cost) -> list[str]:
+    """Of what a day is made, and its busiest hour."""
+    lines = []
+    days = trace.duration_seconds / (HOURS_OF_DAY * HOUR_SECONDS)
+    if round(days) < 1 or abs(days - round(days)) > WHOLE_DAYS:
+        lines.append("a day is taken to be this load's mean hour, 24 times: it is of no whole days")
+    if len(plain.hours) > 1:
+        most = max(plain.hours, key=lambda one: one.replicas)
+        lines.append(
+            f"as it is, most replicas {most.at_seconds / HOUR_SECONDS:.0f} hours after its beginning: "
+            f"{most.replicas:.1f} on average of that hour, for {most.requests_per_second:.2f} requests/s"
+        )
     return lines
 
 

@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from headway_operator.slo import Target
 from headway_simulator.oracle import INTERVAL_SECONDS
-from headway_simulator.timeline import Minute
+from headway_simulator.timeline import Level, Minute
 
 # Above this ratio of a scale's ends, ticks at 1, 2 and 5 times powers of ten are enough.
 FEW_TICKS = 3
@@ -20,13 +20,16 @@ ROOM = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What is drawn. duration_seconds: of the load, where the last minute ends.
+    """What is drawn. levels: of replicas and limits. duration_seconds: of the load, where the last minute
+    ends.
 
-    oracle: its replicas per interval, None where it was not sought. jump_at_seconds: of the load, if known.
+    oracle: its replicas per interval, None where there is none to show. jump_at_seconds: of the load, if
+    known.
     """
 
     title: str
     minutes: Sequence[Minute]
+    levels: Sequence[Level]
     duration_seconds: float
     oracle: Sequence[int] | None = None
     jump_at_seconds: float | None = None
@@ -41,15 +44,16 @@ def draw(path: Path, shown: Timeline, target: Target) -> None:
 def figure_of(shown: Timeline, target: Target) -> Figure:
     """Six panels above each other over the same minutes."""
     figure = Figure(figsize=(11, 12), layout="constrained")
-    figure.suptitle(shown.title)
+    # A file's name may have what would be read as mathematics.
+    figure.suptitle(shown.title, parse_math=False)
     panels: list[Axes] = list(figure.subplots(6, 1, sharex=True))
     load, replicas, limits, attained, ttft, tpot = panels
     _steps(load, shown, "requests_per_second", "requests/s")
     load.set(ylabel="requests/s")
     load.set_ylim(bottom=0, top=ROOM * max(load.get_ylim()[1], 0.1))
     # Broad below and narrow above, so that both are seen where they are the same.
-    _steps(replicas, shown, "wanted", "wanted", linewidth=5, alpha=0.35)
-    _steps(replicas, shown, "ready", "ready")
+    _levels(replicas, shown, "wanted", linewidth=5, alpha=0.35)
+    _levels(replicas, shown, "ready")
     if shown.oracle is not None:
         edges = _edges([i * INTERVAL_SECONDS for i in range(len(shown.oracle))], shown.duration_seconds)
         replicas.stairs(
@@ -58,8 +62,8 @@ def figure_of(shown: Timeline, target: Target) -> Figure:
     replicas.set(ylabel="replicas")
     replicas.set_ylim(bottom=0, top=ROOM * max(replicas.get_ylim()[1], 1))
     replicas.yaxis.set_major_locator(MaxNLocator(integer=True))
-    _steps(limits, shown, "max_num_seqs", "max_num_seqs")
-    _steps(limits, shown, "max_num_batched_tokens", "max_num_batched_tokens")
+    _levels(limits, shown, "max_num_seqs")
+    _levels(limits, shown, "max_num_batched_tokens")
     limits.set(ylabel="limits")
     _logarithmic(limits)
     _attainment(attained, shown, target.percentile)
@@ -71,7 +75,8 @@ def figure_of(shown: Timeline, target: Target) -> Figure:
             panel.axvline(shown.jump_at_seconds / 60, color="tab:red", linestyle="-.", label="jump")
         panel.grid(alpha=0.3)
         # Beside the panel, where it covers nothing.
-        panel.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        if panel.get_legend_handles_labels()[0]:
+            panel.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.align_ylabels()
     return figure
 
@@ -102,12 +107,19 @@ def _logarithmic(axis: Axes) -> None:
         axis.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
 
 
-def _steps(
-    axis: Axes, shown: Timeline, name: str, label: str, *, linewidth: float = 1.5, alpha: float = 1.0
-) -> None:
-    """A level for each minute, to the end of the last; gaps where nothing is known."""
+def _steps(axis: Axes, shown: Timeline, name: str, label: str) -> None:
+    """A height for each minute, to the end of the last; gaps where nothing is known."""
     values = _values(shown.minutes, name)
-    axis.stairs(values, _minute_edges(shown), baseline=None, linewidth=linewidth, alpha=alpha, label=label)
+    axis.stairs(values, _minute_edges(shown), baseline=None, linewidth=1.5, label=label)
+
+
+def _levels(axis: Axes, shown: Timeline, name: str, *, linewidth: float = 1.5, alpha: float = 1.0) -> None:
+    """What was decided, from when on it was."""
+    if not shown.levels:
+        return
+    heights = [getattr(one, name) for one in shown.levels]
+    edges = _edges([one.at_seconds for one in shown.levels], shown.duration_seconds)
+    axis.stairs(heights, edges, baseline=None, linewidth=linewidth, alpha=alpha, label=name)
 
 
 def _minute_edges(shown: Timeline) -> list[float]:

@@ -64,7 +64,8 @@ def arrivals_of(
 ) -> Trace:
     """A trace that follows the windows' rates.
 
-    variation: of all gaps; None takes each window's own, and 1, Poisson, where it has none.
+    variation: of all gaps, of a process that has gone on for ever; None takes each window's own, and 1,
+    Poisson, where it has none, of one that begins as if a request had just come.
     Raises OptionsError where the rates bring no request, or more than MOST_REQUESTS.
     """
     expected = sum(one.requests_per_second * (one.end_seconds - one.start_seconds) for one in windows)
@@ -96,7 +97,10 @@ def scaled_to_mean(
     lengths = [max(0.0, min(one.end_seconds, end) - max(one.start_seconds, start)) for one in windows]
     num_requests = sum(one.requests_per_second * length for one, length in zip(windows, lengths, strict=True))
     if num_requests == 0:
-        raise OptionsError("the rates are all 0 in the part that is taken; there is nothing to scale")
+        raise OptionsError(
+            f"--rate={requests_per_second:g}: the trace's rates are all 0 in the part that is taken, and "
+            "there is nothing to scale; take another part (--start-seconds, --end-seconds, --half)"
+        )
     factor = requests_per_second * sum(lengths) / num_requests
     return tuple(
         replace(
@@ -123,12 +127,22 @@ def _times(windows: Sequence[RateWindow], variation: float | None, chance: rando
         bursty = variation or window.variation or 1.0
         at = window.start_seconds
         if is_first:
-            left, is_first = _gap(chance, bursty), False
+            left, is_first = _gap(chance, bursty) if variation is None else _first(chance, bursty), False
         while at + left / rate < window.end_seconds:
             at += left / rate
             yield at
             left = _gap(chance, bursty)
         left -= (window.end_seconds - at) * rate
+
+
+def _first(chance: random.Random, variation: float) -> float:
+    """What is left of a gap that began before: a random part of one that is drawn by its length (forward
+    recurrence time; Cox 1962, "Renewal Theory"). A process that begins with a request instead has
+    (variation**2 - 1) / 2 more of them than its rate says."""
+    if variation == 1.0:
+        return _gap(chance, variation)
+    shape = variation**-2
+    return chance.random() * chance.gammavariate(shape + 1, 1 / shape)
 
 
 def _gap(chance: random.Random, variation: float) -> float:

@@ -11,7 +11,7 @@ from headway_simulator.measures import Measures
 from headway_simulator.oracle import Oracle
 from headway_simulator.timeline import Minute
 from headway_simulator.trace import Trace
-from headway_simulator.unsimulated import passed_over, told_by_step_model
+from headway_simulator.unsimulated import Unsimulated
 
 REPORT_VERSION = 1
 
@@ -30,6 +30,7 @@ def as_json(
     target: Target,
     found: Measures,
     oracle: Oracle | None,
+    untold: Unsimulated,
     minutes: Sequence[Minute],
     causes: Mapping[str, int],
     seconds_taken: Mapping[str, float],
@@ -57,8 +58,8 @@ def as_json(
         "step_model": asdict(setting.engine.model),
         "speculation": None if setting.engine.speculation is None else asdict(setting.engine.speculation),
         "conditions": asdict(setting.conditions),
-        "not_simulated": passed_over(setting.service.spec),
-        "told_by_step_model": told_by_step_model(setting.service.spec),
+        "not_simulated": list(untold.passed_over),
+        "told_by_step_model": list(untold.told_by_step_model),
         "scaling": {"min_replicas": target.min_replicas, "max_replicas": target.max_replicas},
         "causes": dict(causes),
         "timeline": [asdict(one) for one in minutes],
@@ -83,6 +84,7 @@ def text(
     target: Target,
     found: Measures,
     oracle: Oracle | None,
+    untold: Unsimulated,
 ) -> str:
     """The same for a person."""
     model, guesses = setting.engine.model, setting.engine.speculation
@@ -103,18 +105,36 @@ def text(
     lines = [
         f"{controller} on {trace.name}: {load} ({trace.requests_per_second:.2f}/s)",
         f"a replica's steps as {model.name!r} has them, on {model.gpus} GPU{plural}{guessing}",
-        *unsimulated_lines(passed_over(setting.service.spec), told_by_step_model(setting.service.spec)),
-        f"P{target.percentile} {', '.join(shown)}",
+        *unsimulated_lines(untold.passed_over, untold.told_by_step_model),
+        f"P{target.percentile} {', '.join(shown)}{_of_answered(found)}",
         f"attained by {found.joint_attainment:.2%} of arrivals, {worst}; {ends}",
-        *filter(None, [str(fit)]),
+        *context_lines(fit, target),
         f"{found.gpu_hours:.2f} GPU-hours, {replicas}",
         f"{found.actions_per_hour:.1f} actions and {found.reversals_per_hour:.1f} reversals an hour",
     ]
     if found.recovery_seconds is not None:
         lines.append(f"recovered {found.recovery_seconds:.0f} s after the jump")
     if oracle is not None:
-        lines.append(_oracle_line(found, oracle))
+        lines.append(_oracle_line(found, oracle, has_refused=bool(fit.refused)))
     return "\n".join(lines)
+
+
+def context_lines(fit: Fitted, target: Target) -> list[str]:
+    """What the replicas' context makes of the load, and of the promise."""
+    told = [str(fit)] if str(fit) else []
+    num_arrivals = len(fit.refused) + len(fit.trace.arrivals)
+    if 100 * len(fit.refused) > (100 - target.percentile) * num_arrivals:
+        told.append(
+            f"these alone are more than the {100 - target.percentile}% that may miss: nothing attains the "
+            "objective but a larger model.maxModelLen"
+        )
+    return told
+
+
+def _of_answered(found: Measures) -> str:
+    """Of whom the percentiles are, where not of all."""
+    is_some_missing = found.num_rejected + found.num_lost + found.num_unfinished > 0
+    return ", of those that were answered" if is_some_missing else ""
 
 
 def unsimulated_lines(passed: Sequence[str], by_step_model: Sequence[str] = ()) -> list[str]:
@@ -125,12 +145,12 @@ def unsimulated_lines(passed: Sequence[str], by_step_model: Sequence[str] = ()) 
     return lines
 
 
-def _oracle_line(found: Measures, oracle: Oracle) -> str:
-    cost = oracle.measures
+def _oracle_line(found: Measures, oracle: Oracle, *, has_refused: bool) -> str:
+    cost, of_whom = oracle.measures, " of those that fit the context" if has_refused else ""
     if not oracle.is_attained:
-        return f"oracle: no schedule attains the objective; the best has {cost.joint_attainment:.2%}"
+        return f"oracle: no schedule attains the objective; the best has {cost.joint_attainment:.2%}{of_whom}"
     return (
-        f"oracle: {cost.gpu_hours:.2f} GPU-hours at {cost.joint_attainment:.2%}; "
+        f"oracle: {cost.gpu_hours:.2f} GPU-hours at {cost.joint_attainment:.2%}{of_whom}; "
         f"this is {found.gpu_hours / cost.gpu_hours:.2f} times that"
     )
 

@@ -68,6 +68,7 @@ def service_of(options: argparse.Namespace, trace: Trace, model: StepModel) -> S
             f"--slo-factor={options.slo_factor:g} makes targets, and both are given; leave one of the three "
             "out"
         )
+    _check_bounds(options, is_made=is_made)
     _put_limits(manifest, options)
     if is_made or options.slo_factor is not None:
         factor = DEFAULT_SLO_FACTOR if options.slo_factor is None else options.slo_factor
@@ -83,7 +84,21 @@ def service_of(options: argparse.Namespace, trace: Trace, model: StepModel) -> S
                 )
         given = {**made, **given}
     _put(manifest, given)
-    return _parsed(manifest, where)
+    service = _parsed(manifest, where)
+    if service.spec.suspend:
+        raise OptionsError(f"{where}: spec.suspend=true: nothing would be served; leave it out")
+    return service
+
+
+def _check_bounds(options: argparse.Namespace, *, is_made: bool) -> None:
+    """What the spec would refuse by names of fields that nobody has written."""
+    least, most = options.min_replicas, options.max_replicas
+    if is_made and most is None:
+        most = DEFAULT_MAX_REPLICAS
+    if least is not None and most is not None and least > most:
+        raise OptionsError(
+            f"--min-replicas={least} is more than --max-replicas={most}; lower the one or raise the other"
+        )
 
 
 def _put(manifest: dict[str, Any], values: Mapping[str, Any]) -> None:
@@ -194,5 +209,8 @@ def _parsed(manifest: dict[str, Any], where: str) -> Service:
     try:
         return parse(manifest)
     except SpecError as error:
-        remedy = f", {TARGETS_REMEDY}" if TARGET_MESSAGE in str(error) else ""
-        raise OptionsError(f"{where}: {error}{remedy}") from error
+        told = str(error)
+        for name, (field, _) in LIMITS.items():
+            told = told.replace(f"spec.batching.{field}.max:", f"--{name.replace('_', '-')}:")
+        remedy = f", {TARGETS_REMEDY}" if TARGET_MESSAGE in told else ""
+        raise OptionsError(f"{where}: {told}{remedy}") from error

@@ -14,16 +14,18 @@ from typing import Any
 from tqdm import tqdm
 
 from headway_operator.slo import target_of
+from headway_runtime.cpus import usable_cpus
 from headway_simulator.cluster import Simulation
 from headway_simulator.context_limit import fitted, with_refused
 from headway_simulator.errors import OptionsError, SimulatorError
-from headway_simulator.flags import build_parser
+from headway_simulator.flags import MOST_JOBS, build_parser
 from headway_simulator.measures import measures
 from headway_simulator.options import controller_of, load_of, setting_of
 from headway_simulator.oracle import find_oracle
 from headway_simulator.report import as_json, text
 from headway_simulator.service_flags import max_model_len_of
-from headway_simulator.timeline import timeline
+from headway_simulator.timeline import levels, timeline
+from headway_simulator.unsimulated import Unsimulated, unsimulated
 
 PLOT_FORMATS = (".png", ".svg", ".pdf")
 INTERRUPTED_STATUS = 130
@@ -34,16 +36,16 @@ def main(argv: list[str]) -> int:
     options = build_parser().parse_args(argv)
     try:
         _check_output(options)
-        _run(options)
+        return _run(options)
     except SimulatorError as error:
         print(f"headway simulate: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return INTERRUPTED_STATUS
-    return 0
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(options: argparse.Namespace) -> int:
+    """Who ends the search for the oracle gets what there is by then."""
     load = load_of(options)
     fit = fitted(load, max_model_len_of(options.service))
     trace = fit.trace
@@ -54,32 +56,48 @@ def _run(options: argparse.Namespace) -> None:
     with _stage(controller.name, taken, is_quiet=options.quiet) as told:
         run = with_refused(Simulation(trace, setting, controller, told).result(), fit.refused)
     found = measures(run, target, setting.engine.model.gpus, trace.step_at_seconds)
-    oracle = None
+    oracle, status = None, 0
     if options.oracle:
-        with _stage("oracle", taken, is_quiet=options.quiet) as told:
-            oracle = find_oracle(trace, setting, told, num_processes=options.jobs)
-    print(text(controller.name, load, fit, setting, target, found, oracle))
+        try:
+            with _stage("oracle", taken, is_quiet=options.quiet) as told:
+                jobs = options.jobs or min(MOST_JOBS, usable_cpus())
+                oracle = find_oracle(trace, setting, told, num_processes=jobs)
+        except KeyboardInterrupt:
+            status = INTERRUPTED_STATUS
     minutes = timeline(run, target)
+    # Of a service that flags make up there is no manifest to tell of.
+    untold = Unsimulated() if options.service is None else unsimulated(setting.service.spec)
+    what = controller.name, load, fit, setting, target, found, oracle, untold
+    # What takes minutes is written before anybody's terminal or pipe can fail.
     if options.json is not None:
-        causes = Counter(one.cause for one in run.passes)
-        report = as_json(controller.name, load, fit, setting, target, found, oracle, minutes, causes, taken)
-        _write(options.json, report)
+        _write(options.json, as_json(*what, minutes, Counter(one.cause for one in run.passes), taken))
     if options.plot is not None:
         from headway_simulator.plot import Timeline, draw
 
-        replicas = None if oracle is None else oracle.replicas
-        shown = Timeline(load.name, minutes, load.duration_seconds, replicas, load.step_at_seconds)
+        replicas = oracle.replicas if oracle is not None and oracle.is_attained else None
+        drawn = levels(run)
+        shown = Timeline(load.name, minutes, drawn, load.duration_seconds, replicas, load.step_at_seconds)
         try:
             draw(options.plot, shown, target)
         except OSError as error:
             raise _unwritable("--plot", options.plot, error) from error
+    print(text(*what))
+    return status
 
 
 def _check_output(options: argparse.Namespace) -> None:
-    """Refuse, before anything is simulated, what could not be written afterwards."""
+    """Refuse, before anything is simulated, what could not be written afterwards, or should not be."""
+    if options.jobs is not None and not options.oracle:
+        raise OptionsError(f"--jobs={options.jobs} is of the oracle, and --no-oracle leaves it out; give one")
+    taken: dict[Path, str] = {}
+    for flag in ("trace", "lengths", "service", "step_model"):
+        if (value := getattr(options, flag)) is not None:
+            taken[Path(value).resolve()] = f"--{flag.replace('_', '-')}"
     for flag, path in (("--json", options.json), ("--plot", options.plot)):
         if path is None:
             continue
+        if (other := taken.setdefault(path.resolve(), flag)) != flag:
+            raise OptionsError(f"{flag}={str(path)!r} is the file of {other}; name another")
         try:
             _try_out(flag, path)
         except OSError as error:

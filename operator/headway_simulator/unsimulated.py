@@ -4,6 +4,7 @@ A field counts where its value is another than the default. What is in neither t
 nothing that a simulation tells of: names, keys, monitoring, where pods may run.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 from headway_operator.spec import InferenceServiceSpec
@@ -26,14 +27,17 @@ IN_STEP_MODEL = (
 CACHE_SIZE = "kvCacheMemory"
 
 
-def passed_over(spec: InferenceServiceSpec) -> list[str]:
-    """Fields that are not simulated."""
-    return _given(spec, NOWHERE)
+@dataclass(frozen=True, slots=True)
+class Unsimulated:
+    """Fields of a manifest: that are not simulated, and instead of which the step model's numbers count."""
+
+    passed_over: tuple[str, ...] = ()
+    told_by_step_model: tuple[str, ...] = ()
 
 
-def told_by_step_model(spec: InferenceServiceSpec) -> list[str]:
-    """Fields instead of which the step model's numbers count."""
-    return _given(spec, (*IN_STEP_MODEL, CACHE_SIZE))
+def unsimulated(spec: InferenceServiceSpec) -> Unsimulated:
+    """What of a manifest does not count in a simulation."""
+    return Unsimulated(tuple(_given(spec, NOWHERE)), tuple(_given(spec, (*IN_STEP_MODEL, CACHE_SIZE))))
 
 
 def passed_over_by_plan(spec: InferenceServiceSpec) -> list[str]:

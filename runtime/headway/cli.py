@@ -6,6 +6,7 @@ costs nothing and a missing extra is reported by name.
 """
 
 import ast
+import errno
 import os
 import sys
 from importlib.metadata import EntryPoint, entry_points
@@ -18,6 +19,8 @@ from headway.needs import missing_modules, told
 GROUP = "headway.commands"
 # As a shell tells of a program that SIGPIPE ended.
 EXIT_STATUS_NOBODY_READS = 141
+# As sysexits.h has it: a full disk behind standard output, say.
+EXIT_STATUS_UNWRITABLE = 74
 EXTRA_OF_PACKAGE = {
     "headway_runtime": "runtime",
     "headway_gateway": "gateway",
@@ -54,15 +57,27 @@ def _run(entry: EntryPoint, arguments: list[str]) -> int:
             sys.stdout.flush()
             return status
     except BrokenPipeError:
-        # Whoever read has had enough, as `head` does; what is left in the buffer would fail at the end again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read has had enough, as `head` does.
+        _leave_output()
         return EXIT_STATUS_NOBODY_READS
+    except OSError as error:
+        # Of a file it would have the name.
+        if error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is not None:
+            raise
+        _leave_output()
+        print(f"headway {entry.name}: standard output cannot be written: {error.strerror}", file=sys.stderr)
+        return EXIT_STATUS_UNWRITABLE
     except ModuleNotFoundError as error:
         if error.name is None or extra is None or error.name.startswith("headway"):
             raise
         missing = [error.name.partition(".")[0]]
     print(f"headway {entry.name} {told(missing, extra or entry.name)}", file=sys.stderr)
     return 2
+
+
+def _leave_output() -> None:
+    """What is left in its buffer would fail at the end again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _usage(commands: dict[str, EntryPoint]) -> str:

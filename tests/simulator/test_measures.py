@@ -9,7 +9,7 @@ from headway_operator.slo import target_of
 from headway_operator.state import Attainment
 from headway_simulator.measures import judged_from, measures, reversals
 from headway_simulator.records import Fate, Flight, Pass, PodLife, Run
-from headway_simulator.timeline import timeline
+from headway_simulator.timeline import by_hour, levels, timeline
 from headway_simulator.trace import Arrival
 
 UNKNOWN = Attainment(None, None, 0, 0, "unknown")
@@ -132,3 +132,25 @@ def test_a_timeline_has_a_row_a_minute(build: Any) -> None:
     assert [one.joint_attainment for one in rows] == [1.0, 0.0, None]
     assert rows[1].ttft_milliseconds == pytest.approx(2000)
     assert rows[2].ttft_milliseconds is None
+
+
+def test_hours_have_what_came_and_what_was_there(build: Any) -> None:
+    run = Run(0.0, 5400.0)
+    run.flights = [flight(10.0), flight(3599.0, ttft=2.0), flight(3600.0)]
+    run.pods = [PodLife("a", 0.0, 30.0, None), PodLife("b", 1800.0, 1900.0, 4500.0)]
+    first, last = by_hour(run, target_of(build.service().spec))
+    assert (first.at_seconds, first.replicas, first.joint_attainment) == (0.0, 1.5, 0.5)
+    assert first.requests_per_second == 2 / 3600
+    # Half an hour of it is there, of which b was there for the first half.
+    assert (last.at_seconds, last.replicas, last.joint_attainment) == (3600.0, 1.5, 1.0)
+    assert last.requests_per_second == 1 / 1800
+    hours = first.replicas + last.replicas / 2
+    assert judged(build, run).replica_hours == pytest.approx(hours)
+
+
+def test_levels_are_told_when_they_change() -> None:
+    run = Run(100.0, 160.0)
+    run.passes = [decided(101.0, 1), decided(106.0, 1), decided(111.0, 2), decided(116.0, 2, seqs=16)]
+    run.passes.append(decided(160.0, 5))  # when the load is over
+    told = [(one.at_seconds, one.wanted, one.ready, one.max_num_seqs) for one in levels(run)]
+    assert told == [(1.0, 1, 1, 32), (11.0, 2, 2, 32), (16.0, 2, 2, 16)]

@@ -58,6 +58,10 @@ def test_a_manifest_brings_its_model_and_replicas_too(
     assert found["load"]["levers"][0]["step_model"]["gpus"] == 2
     # Flags go before the manifest.
     assert planned("--tensor-parallel-size", "1")["load"]["levers"][0]["step_model"]["gpus"] == 1
+    # Another model is served as the manifest has it.
+    other = planned(str(MODEL))["load"]["levers"]
+    assert [one["flags"] for one in other] == [one["flags"] for one in found["load"]["levers"]]
+    assert other[0]["step_model"] == found["load"]["levers"][0]["step_model"]
 
 
 def test_a_service_that_guesses_is_planned_with_its_guesses(
@@ -104,7 +108,17 @@ def test_a_manifest_without_replicas_or_promise_is_planned_with_the_flags(
     assert "P95 TTFT 800 ms; simulated" in capsys.readouterr().out
     service.write_text(f"{manifest}  replicas: 0\n")
     assert main([*where, "--slo", "ttft=800"]) == 0
-    assert "none of these attains the objective" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "none of these attains the objective" in shown
+    assert "spec.replicas=0 stays with every lever" in shown
+    service.write_text(f"{manifest}  replicas: 1\n")
+    assert main([*where, "--quiet"]) == 0
+    shown = capsys.readouterr().out
+    assert "nothing promised; simulated" in shown
+    assert "attain the objective: as it is, " in shown
+    service.write_text(f"{manifest}  suspend: true\n")
+    assert main([*where, "--slo", "ttft=800"]) == 2
+    assert "spec.suspend=true: nothing would be served; leave it out" in capsys.readouterr().err
 
 
 def test_replicas_have_the_limits_of_the_flags_or_else_of_the_manifest(

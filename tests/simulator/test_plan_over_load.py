@@ -1,5 +1,6 @@
 """`headway plan --trace` as users run it: what each lever comes to over a load."""
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,9 @@ from tests.simulator.conftest import MODEL
 
 from headway_runtime.fit.gpu_kinds import GPU_KINDS
 from headway_runtime.fit.plan_command import main
+from headway_simulator import plan_over_load
 from headway_simulator.cluster import Simulation
+from headway_simulator.levers import levers
 from headway_simulator.plan_over_load import Cost, best_of
 
 WEIGHTS = 8_030_261_248 - 525_336_576  # all but the embedding, a row of which is read
@@ -166,9 +169,31 @@ def test_the_table_names_what_does_not_fit(minute: Path, capsys: pytest.CaptureF
     flags = ["--gpu", "l4", "--max-model-len", "32768", "--trace", str(minute), "--price-per-gpu-hour", "1"]
     assert main([str(MODEL), *flags]) in (0, 1)
     shown = capsys.readouterr().out
-    assert "over minute.jsonl: 60 requests" in shown
+    assert "over minute.jsonl: 60 requests in 60 s, P95 TTFT" in shown
+    assert "a day is taken to be this load's mean hour, 24 times: it is of no whole days" in shown
     assert "--quantization int4" in shown
     assert "USD a day" in shown
+
+
+def test_a_load_of_hours_names_its_busiest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hours = tmp_path / "hours.jsonl"
+    row = {"prompt_tokens": 500, "output_tokens": 20}
+    hours.write_text("".join(json.dumps({**row, "at_seconds": at}) + "\n" for at in (0, 4000, 4100, 4500)))
+    monkeypatch.setattr(plan_over_load, "levers", lambda *given: itertools.islice(levers(*given), 1))
+    flags = [str(MODEL), "--gpu", "h100-80g", "--max-model-len", "4096", "--trace", str(hours)]
+    flags += ["--interval-seconds", "60", "--slo", "ttft=900"]
+    assert main([*flags, "--json"]) == 0
+    (plain,) = json.loads(capsys.readouterr().out)["load"]["levers"]
+    assert [(one["at_seconds"], one["replicas"]) for one in plain["hours"]] == [(0.0, 1.0), (3600.0, 1.0)]
+    assert [one["joint_attainment"] for one in plain["hours"]] == [1.0, 1.0]
+    assert main(flags) == 0
+    shown = capsys.readouterr().out
+    assert "over hours.jsonl: 4 requests in 100 minutes, P95 TTFT 900 ms; simulated" in shown
+    assert (
+        "as it is, most replicas 0 hours after its beginning: 1.0 on average of that hour, for 0.0" in shown
+    )
 
 
 def test_a_target_is_a_millisecond_at_least(minute: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,6 +214,11 @@ def test_a_target_is_a_millisecond_at_least(minute: Path, capsys: pytest.Capture
         ),
         (["--gpu", "h100-80g", "--step-model", "none"], "step model 'none' is neither"),
         (["--gpu", "h100-80g", "--rate", "3"], "--rate=3.0 is of --generate and of CSVs of rates"),
+        (["--gpu", "h100-80g", "--max-num-seqs", "5000"], "the flags: --max-num-seqs: Input should be less"),
+        (
+            ["--gpu", "h100-80g", "--step-model", "llama-3.1-8b-a100-tp2", "--efficiency", "0.5"],
+            "--efficiency=0.5 does nothing beside --step-model without --price-per-gpu-hour",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(

@@ -57,7 +57,7 @@ def test_a_load_of_ages_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     want = "4e+299 passes of the controller, more than 12,096,000; take a part of it by --end-seconds"
     assert want in capsys.readouterr().err
     assert main(["--generate", "poisson", "--duration-seconds", "1e300"]) == 2
-    assert "duration_seconds=1e+300 is more than 1e+07; choose less" in capsys.readouterr().err
+    assert "--duration-seconds=1e+300 is more than 1e+07; choose less" in capsys.readouterr().err
     assert main(["--generate", "poisson", "--rate", "1e300"]) == 2
     assert "requests are more than 10,000,000; lower the rate" in capsys.readouterr().err
 

@@ -1,6 +1,7 @@
 """`headway simulate` as users run it."""
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -163,8 +164,16 @@ def test_a_plot_is_drawn(trace: Path, tmp_path: Path) -> None:
         (["--trace", "none.csv"], "none.csv cannot be read"),
         (["--trace", "TRACE", "--rate", "3"], "--rate=3.0 is of --generate and of CSVs of rates"),
         (["--trace", "TRACE", "--factor", "3"], "--factor=3.0 is of --generate"),
-        (["--trace", "TRACE", "--start-seconds", "500"], "--start-seconds=500 is not before"),
-        (["--trace", "TRACE", "--min-replicas", "70"], "minReplicas"),
+        (["--trace", "TRACE", "--start-seconds", "500"], "--start-seconds=500 is not before the load's end"),
+        (["--trace", "TRACE", "--start-seconds", "9", "--end-seconds", "8"], "not before --end-seconds 8;"),
+        (["--trace", "TRACE", "--min-replicas", "70"], "--min-replicas=70 is more than --max-replicas=64;"),
+        (["--trace", "TRACE", "--rate-scale", "1e-9"], "or raise --rate-scale=1e-09"),
+        (["--trace", "TRACE", "--no-oracle", "--jobs", "2"], "--jobs=2 is of the oracle"),
+        (["--trace", "TRACE", "--scrape-delay-seconds", "120"], "--scrape-delay-seconds=120: nothing is dec"),
+        (["--trace", "TRACE", "--interval-seconds", "1e9"], "--interval-seconds=1e+09: nothing is decided"),
+        (["--trace", "TRACE", "--json", "TRACE"], "is the file of --trace; name another"),
+        (["--trace", "TRACE", "--json", "a.svg", "--plot", "./a.svg"], "is the file of --json; name another"),
+        (["--generate", "diurnal", "--period-seconds", "1"], "--period-seconds=1 is less than 10"),
         (["--trace", "TRACE", "--step-model", "gpt"], "step model 'gpt' is neither"),
         (["--trace", "TRACE", "--service", "none"], "--service=none: cannot be read"),
         (["--trace", "TRACE", "--plot", "a.gif"], "--plot='a.gif' must end in"),
@@ -211,6 +220,54 @@ def test_what_cannot_be_written_is_told_before_anything_is_simulated(
     assert not other.exists()
 
 
+def test_a_report_outlives_whoever_reads_along(trace: Path, tmp_path: Path) -> None:
+    """Minutes of simulation are written before the first line can fail."""
+    out = tmp_path / "out.json"
+    flags = ["simulate", "--trace", str(trace), "--no-oracle", "--quiet", "--json", str(out)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "headway", *flags],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 74
+    assert done.stderr == "headway simulate: standard output cannot be written: No space left on device\n"
+    assert json.loads(out.read_text())["num_arrivals"] == 240
+
+
+def test_who_ends_the_search_for_the_oracle_keeps_the_rest(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ended(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("headway_simulator.simulate_command.find_oracle", ended)
+    out = tmp_path / "out.json"
+    assert main(["--trace", str(trace), "--json", str(out), "--quiet"]) == 130
+    report = json.loads(out.read_text())
+    assert (report["num_arrivals"], report["oracle"], report["oracle_gpu_hours"]) == (240, None, None)
+    assert "240 requests" in capsys.readouterr().out
+
+
+def test_a_flag_that_comes_twice_counts_as_it_comes_last(
+    trace: Path, simulated: Callable[..., dict[str, Any]]
+) -> None:
+    flags = ["--trace", trace, "--no-oracle", "--percentile", "90", "--percentile", "80"]
+    assert simulated(*flags)["objective"] == 0.8
+
+
+def test_percentiles_of_some_say_so(
+    trace: Path, simulated: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulated("--trace", trace, "--no-oracle")
+    assert "of those that were answered" not in capsys.readouterr().out
+    assert simulated("--trace", trace, "--no-oracle", "--deaths-per-pod-hour", "600")["num_lost"] > 0
+    assert "TPOT " in (line := next(one for one in capsys.readouterr().out.splitlines() if "P95" in one))
+    assert line.endswith(", of those that were answered")
+
+
 def test_a_load_of_moments_begins_with_what_its_work_takes_in_a_minute(
     tmp_path: Path, simulated: Callable[..., dict[str, Any]]
 ) -> None:
@@ -232,10 +289,14 @@ def test_a_request_larger_than_the_cache_is_refused(
     ("flags", "want"),
     [
         (["--slo", "ttft=50,p99=1"], "--slo: 'p99=1' is no part of a promise; write ttft=500,tpot=50"),
-        (["--slo", "percentile=100"], "--slo: '100' is out of range; give from 50 to 99"),
+        (["--slo", "percentile=100"], "--slo: 'percentile=100': '100' is out of range; give from"),
         (["--slo", "ttft=5,ttft=6"], "--slo: 'ttft=6' comes a second time"),
         (["--slo", "fast"], "--slo: 'fast' is not a number"),
         (["--slo-factor", "2", "--slo", "3"], "--slo: --slo-factor is given already"),
+        (["--slo", "3", "--slo-factor", "2"], "--slo-factor: --slo gives it already; leave out one of them"),
+        (["--slo", "ttft=9,tpot=9", "--tpot-milliseconds", "9"], "--tpot-milliseconds: --slo gives it alre"),
+        (["--slo", "ttft=,tpot=9"], "--slo: 'ttft=': '' is not an integer"),
+        (["--json", ""], "--json: '' is no file; name one"),
     ],
 )
 def test_a_promise_that_says_nothing_clear_is_refused(

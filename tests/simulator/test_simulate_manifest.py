@@ -57,7 +57,9 @@ def test_what_the_context_has_no_room_for_is_rejected_or_cut(
     assert report["joint_attainment"] == pytest.approx(38 / 40)
     # The oracle serves what can be served.
     assert report["oracle"]["measures"]["num_arrivals"] == 38
-    assert "context of 1024 tokens: 2 requests rejected" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "context of 1024 tokens: 2 requests rejected" in shown
+    assert "these alone are more than the 5% that may miss" not in shown
     service.write_text(manifest % 16384)
     report = simulated(*flags)
     assert report["num_rejected"] == report["num_cut_short"] == 0
@@ -75,6 +77,9 @@ def test_fields_of_a_manifest_that_are_not_simulated_are_named(
         "apiVersion: serving.headway.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: demo}\n"
         "spec:\n  model: {source: /model}\n  waiting: {maxRequests: 9}\n"
     )
+    report = simulated("--trace", trace, "--no-oracle")
+    assert report["not_simulated"] == report["told_by_step_model"] == [], "no manifest says anything"
+    assert "manifest" not in capsys.readouterr().out
     service.write_text(manifest + "  slo: {ttftMilliseconds: 900}\n  quantization: auto\n")
     report = simulated("--trace", trace, "-f", service, "--no-oracle")
     assert report["not_simulated"] == report["told_by_step_model"] == []

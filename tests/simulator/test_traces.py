@@ -205,6 +205,18 @@ def test_copies_are_other_users() -> None:
     assert {one.user_space for one in scaled_rate(trace, 3.0, 0).arrivals} == {0, 1, 2}
 
 
+def test_irregular_gaps_bring_no_more_requests_than_the_rate_says() -> None:
+    """Begun as if a request had just come, gaps this irregular would bring half as many more in a minute."""
+    course = Course("gamma", 1.0, 60.0, variation=10.0)
+    counts = []
+    for seed in range(1000):
+        try:
+            counts.append(len(generated(course, LENGTHS, seed).arrivals))
+        except OptionsError:
+            counts.append(0)  # a minute within a gap
+    assert mean(counts) == pytest.approx(60.0, rel=0.1)
+
+
 @pytest.mark.parametrize("kind", ["poisson", "gamma"])
 def test_a_steady_course_has_its_rate_and_its_irregularity(kind: Kind) -> None:
     trace = generated(Course(kind, 20.0, 2000.0, variation=3.0), LENGTHS, 5)
@@ -243,8 +255,8 @@ def test_a_days_wave_has_its_mean_and_its_peak_over_trough() -> None:
 @pytest.mark.parametrize(
     ("course", "want"),
     [
-        (Course("poisson", 0.0, 10.0), "requests_per_second=0.0"),
-        (Course("step", 1.0, math.inf), "duration_seconds=inf"),
+        (Course("poisson", 0.0, 10.0), "--rate=0 is not above 0"),
+        (Course("step", 1.0, math.inf), "--duration-seconds=inf is not"),
         (Course("step", 1.0, 10.0, factor=0.5), "factor=0.5"),
         (Course("poisson", 1e-9, 10.0), "bring no request"),
     ],
