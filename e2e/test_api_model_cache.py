@@ -55,7 +55,7 @@ def body(where: str, **spec: Any) -> Json:
         pytest.param({"storage": MADE_STORAGE, "revision": "v1"}, None, id="a claim that is made"),
         pytest.param({"storage": {"claimName": "shelf"}}, None, id="a claim that exists"),
         pytest.param({"source": "pvc://claim/a"}, "must be one that is fetched", id="nothing to fetch"),
-        pytest.param({"source": "s3://b/x"}, "source must be", id="no form"),
+        pytest.param({"source": "s3://b/x"}, "must be one that is fetched", id="no form"),
         pytest.param({"source": "s3://bucket/x", "revision": "v1"}, "remove revision", id="no revisions"),
         pytest.param({"storage": {}}, "set either claimName or size", id="no claim"),
         pytest.param({"storage": {"claimName": "a", "size": "1Gi"}}, "set either", id="two claims"),

@@ -84,6 +84,8 @@ def test_the_longest_name_leaves_room_for_its_pods() -> None:
     [
         ({"source": "pvc://claim/a"}, "must be one that is fetched"),
         ({"source": "bundled://headway-tiny"}, "must be one that is fetched"),
+        ({"source": "hf://name"}, "must be one that is fetched: hf://ORG/NAME or"),
+        ({"source": "hf://a/b", "revision": "x..y"}, "^spec.revision: revision must be a branch"),
         ({"revision": "v1"}, "remove revision"),
         ({"source": "hf://a/b@x", "revision": "y"}, "remove revision"),
         ({"storage": {}}, "set either claimName or size"),

@@ -13,7 +13,7 @@ REVISION_MESSAGE = (
     "to hf://ORG/NAME"
 )
 REVISION_FORM_RULE = "!self.matches('--|[.][.]')"
-REVISION_FORM_MESSAGE = "model.revision must be a branch, tag or commit, without -- and .. in it"
+REVISION_FORM_MESSAGE = "revision must be a branch, tag or commit, without -- and .. in it"
 
 
 class SecretRef(SpecModel):

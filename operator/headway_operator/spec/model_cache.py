@@ -13,13 +13,8 @@ from headway_operator.spec.model import Revision, SecretRef
 from headway_operator.spec.quantity import QUANTITY_PATTERN, parse_quantity
 from headway_operator.spec.resources import Resources
 from headway_operator.spec.scheduling import LabelValue, Toleration
-from headway_operator.spec.source import REMOTE_SCHEMES, Scheme, Source, scheme_of
+from headway_operator.spec.source import RemoteSource, Scheme, scheme_of
 
-REMOTE_RULE = "self.source.matches('^(hf|s3|oci)://')"
-REMOTE_MESSAGE = (
-    "source must be one that is fetched, hf://, s3:// or oci://: what lies on a claim already is served as "
-    "pvc://CLAIM/PATH; change source"
-)
 REVISION_RULE = "!has(self.revision) || (self.source.startsWith('hf://') && !self.source.contains('@'))"
 REVISION_MESSAGE = (
     "revision is for hf:// sources that name none themselves: remove revision, or change source to "
@@ -126,10 +121,8 @@ class FetchNetworkPolicy(SpecModel):
 class ModelCacheSpec(SpecModel):
     """What to fetch, and where to keep it."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules((REMOTE_RULE, REMOTE_MESSAGE), (REVISION_RULE, REVISION_MESSAGE))
-    )
-    source: Source
+    model_config = ConfigDict(json_schema_extra=rules((REVISION_RULE, REVISION_MESSAGE)))
+    source: RemoteSource
     """What is fetched: hf://ORG/NAME[@REVISION], s3://BUCKET/PREFIX or
     oci://REGISTRY/REPOSITORY[:TAG|@DIGEST], up to 1024 characters. Another one is fetched beside the old one,
     which is served until it is there. No default."""
@@ -161,9 +154,7 @@ class ModelCacheSpec(SpecModel):
     change it, for example its env for a proxy. Default: none."""
 
     @model_validator(mode="after")
-    def _is_fetched(self) -> Self:
-        if scheme_of(self.source) not in REMOTE_SCHEMES:
-            raise ValueError(f"{REMOTE_MESSAGE}; it is {self.source!r}")
+    def _names_one_revision(self) -> Self:
         if self.revision is not None and (scheme_of(self.source) != "hf" or "@" in self.source):
             raise ValueError(f"{REVISION_MESSAGE}; source is {self.source!r}")
         return self
