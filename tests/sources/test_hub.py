@@ -283,6 +283,25 @@ def test_limits_of_the_hub_are_kept(
     assert len(pauses) == 3
 
 
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529])
+def test_what_may_go_better_in_a_moment_is_asked_for_again(
+    hub: Any, fetched: Fetch, tiny: Any, holds: Any, fault: Any, impatient: Patience, status: int
+) -> None:
+    hub.add("org/name", tiny)
+    hub.faults["revision/main"] = [fault(status=status)]
+    holds(fetched(patience=impatient), tiny)
+
+
+@pytest.mark.parametrize("status", [501, 505, 525, 526])
+def test_what_stays_as_it_is_is_not_asked_for_again(
+    hub: Any, fetched: Fetch, tiny: Any, fault: Any, status: int
+) -> None:
+    hub.add("org/name", tiny)
+    hub.faults["revision/main"] = [fault(status=status)]
+    with pytest.raises(ModelFetchError, match=str(status)):
+        fetched()
+
+
 def test_a_pause_that_nobody_would_wait_for_is_an_error(
     hub: Any, fetched: Fetch, tiny: Any, fault: Any
 ) -> None:

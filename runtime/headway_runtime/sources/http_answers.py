@@ -12,8 +12,9 @@ import httpx2
 from headway_runtime.sources.remote import CONNECT_SECONDS, READ_SECONDS, TransientError
 
 TIMEOUT = httpx2.Timeout(READ_SECONDS, connect=CONNECT_SECONDS)
-# Too early, too many, and faults of the server or of those before it.
-TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+# Too early, too many, and faults of the server or of those before it: 520 to 524 are of networks that deliver
+# for others (nothing of use, refused, silent, not found, too slow), 529 is "too busy".
+TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 
 
 def is_transient(status: int) -> bool:
