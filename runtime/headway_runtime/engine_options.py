@@ -238,8 +238,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--cuda-graph-sizes",
         type=sizes,
         metavar="N,N,...",
-        help="sequences of the steps that are recorded as CUDA graphs (default: 1, 2, 4, and "
-        "multiples of 8 up to --max-num-seqs)",
+        help="sequences of the steps that are recorded as CUDA graphs (default: 1, 2, 4, multiples of 8 up "
+        "to 256 and of 16 up to 512, as far as --max-num-seqs goes, and that itself up to 512)",
     )
     add(
         "--overlap",
