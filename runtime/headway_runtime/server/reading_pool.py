@@ -54,6 +54,7 @@ class ReadingPool:
             answer = process.ask(Job(read, arguments, adapters), raw)
         except (OSError, EOFError) as error:
             self._end(process)
+            # Without Retry-After: the time is the body's own, and another replica would take as long.
             raise HttpError(
                 503,
                 f"the body of {len(raw)} bytes could not be read within {READING_SECONDS:g} s; send less",
