@@ -172,7 +172,6 @@ def test_every_query_of_the_dashboard_is_one(promtool: Path, tmp_path: Path) -> 
 def test_every_series_that_is_asked_for_exists() -> None:
     table = (CHECKOUT / "docs" / "metrics.md").read_text()
     known = set(re.findall(r"^\| `(headway_\w+)`", table, re.MULTILINE))
-    known |= {f"headway_gateway_{name}" for name in ("waiting", "in_flight", "backends")}
     metrics = OperatorMetrics()
     CacheMetrics(metrics)
     known |= {metric.name for metric in metrics.registry.collect()}
