@@ -326,8 +326,8 @@ def _hours_told(trace: Trace, plain: Cost) -> list[str]:
     if len(plain.hours) > 1:
         most = max(plain.hours, key=lambda one: one.replicas)
         lines.append(
-            f"as it is, most replicas {most.at_seconds / HOUR_SECONDS:.0f} hours after its beginning: "
-            f"{most.replicas:.1f} on average of that hour, for {most.requests_per_second:.2f} requests/s"
+            f"as it is, most replicas in hour {plain.hours.index(most) + 1} of {len(plain.hours)}: "
+            f"{most.replicas:.1f} on average, for {most.requests_per_second:.2f} requests/s"
         )
     return lines
 

@@ -190,9 +190,9 @@ def test_a_load_of_hours_names_its_busiest(
     assert [one["joint_attainment"] for one in plain["hours"]] == [1.0, 1.0]
     assert main(flags) == 0
     shown = capsys.readouterr().out
-    assert "over hours.jsonl: 4 requests in 100 minutes, P95 TTFT 900 ms; simulated" in shown
+    assert "over hours.jsonl: 4 requests in 100 minutes, P95 TTFT 900 ms, TPOT" in shown
     assert (
-        "as it is, most replicas 0 hours after its beginning: 1.0 on average of that hour, for 0.0" in shown
+        "as it is, most replicas in hour 1 of 2: 1.0 on average, for 0.00 requests/s" in shown
     )
 
 
