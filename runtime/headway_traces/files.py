@@ -14,7 +14,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +28,8 @@ AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 RATE_COLUMNS = ("start_seconds", "requests_per_second")
 OWN_FIELDS = ("at_seconds", "prompt_tokens", "output_tokens")
 OWN_OPTIONAL_FIELDS = ("hash_ids", "hash_block_tokens")
+# A time without a zone is only ever compared with others of the same file.
+EPOCH, UNZONED_EPOCH = datetime(1970, 1, 1, tzinfo=UTC), datetime(1970, 1, 1)  # noqa: DTZ001
 
 RowReader = Callable[[Line], "TraceRequest"]
 
@@ -82,7 +84,7 @@ def read_trace_file(path: Path, called: str) -> TraceFile:
         return _requests(name, called, map(read, _json_lines(called, lines)))
     columns = {column.strip() for column in first.split(",")}
     if columns >= set(AZURE_COLUMNS):
-        return _requests("azure", called, map(_azure_row, _csv_lines(called, lines)))
+        return _requests("azure", called, _azure_rows(_csv_lines(called, lines)))
     if columns >= set(RATE_COLUMNS):
         return TraceFile("rates", windows=_windows(called, _csv_lines(called, lines)))
     raise TraceFileError(
@@ -140,16 +142,28 @@ def _json_lines(called: str, lines: Sequence[str]) -> Iterator[Line]:
         yield Line(place, row, is_json=True)
 
 
-def _azure_row(line: Line) -> TraceRequest:
+def _azure_rows(lines: Iterator[Line]) -> Iterator[TraceRequest]:
+    """Zoned times are instants, whatever their offsets; beside those an unzoned one says nothing."""
+    is_zoned: bool | None = None
+    for line in lines:
+        at = _azure_time(line)
+        if is_zoned is None:
+            is_zoned = at.tzinfo is not None
+        elif is_zoned != (at.tzinfo is not None):
+            known = "with" if is_zoned else "without"
+            raise line.error("TIMESTAMP", f"a time {known} a zone, as those of the lines before are")
+        yield TraceRequest(
+            (at - (EPOCH if is_zoned else UNZONED_EPOCH)).total_seconds(),
+            line.recorded_tokens("ContextTokens"),
+            line.recorded_tokens("GeneratedTokens"),
+        )
+
+
+def _azure_time(line: Line) -> datetime:
     try:
-        at = datetime.fromisoformat(str(line.value("TIMESTAMP")).strip())
+        return datetime.fromisoformat(str(line.value("TIMESTAMP")).strip())
     except ValueError as error:
         raise line.error("TIMESTAMP", "a time as 2023-11-16 18:15:46.68") from error
-    # An unzoned time is only ever compared with others of the same file.
-    seconds = (at.replace(tzinfo=None) - datetime(1970, 1, 1)).total_seconds()  # noqa: DTZ001
-    return TraceRequest(
-        seconds, line.recorded_tokens("ContextTokens"), line.recorded_tokens("GeneratedTokens")
-    )
 
 
 def _published_row(line: Line, *, units_per_second: int, block_tokens: int) -> TraceRequest:

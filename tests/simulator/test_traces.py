@@ -34,6 +34,18 @@ def test_azure_rows_become_requests_in_order_of_time(tmp_path: Path) -> None:
     assert trace.duration_seconds == pytest.approx(2 * 4.314579)
 
 
+@pytest.mark.parametrize(
+    "later",
+    ["2024-10-27T02:00:10+01:00", "2024-10-27T01:00:10Z", "2024-10-27 01:00:10.000000+00:00"],
+    ids=["another offset", "Z", "as Azure's of 2024"],
+)
+def test_times_with_a_zone_are_compared_as_instants(tmp_path: Path, later: str) -> None:
+    """The hour that the clocks show twice, when summer time ends."""
+    trace = read_trace(written(tmp_path, AZURE + f"2024-10-27T02:59:50+02:00,5,5\n{later},6,6\n"))
+    assert isinstance(trace, Trace)
+    assert [(one.at_seconds, one.prompt_tokens) for one in trace.arrivals] == [(0.0, 5), (20.0, 6)]
+
+
 def test_mooncake_rows_keep_their_hash_ids(tmp_path: Path) -> None:
     text = (
         '{"timestamp": 1000, "input_length": 600, "output_length": 5, "hash_ids": [0, 7]}\n\n'
@@ -97,6 +109,14 @@ def test_rates_become_windows_of_which_the_last_is_as_long_as_the_one_before(tmp
         (
             AZURE + "2023-11-16 18:15:46,1,2\n2023-11-16 18:15:47,x,2\n",
             "line 3: ContextTokens='x' is not a finite number",
+        ),
+        (
+            AZURE + "2023-11-16 18:15:46Z,1,2\n2023-11-16 18:15:47,1,2\n",
+            "line 3: TIMESTAMP='2023-11-16 18:15:47' is not a time with a zone, as those of the lines",
+        ),
+        (
+            AZURE + "2023-11-16 18:15:46,1,2\n2023-11-16 18:15:47+01:00,1,2\n",
+            "line 3: TIMESTAMP='2023-11-16 18:15:47+01:00' is not a time without a zone, as those of",
         ),
         (AZURE + "2023-11-16 18:15:46,1\n", "line 2: GeneratedTokens is missing"),
         (AZURE + "2023-11-16 18:15:46,1,2,3,4\n", "line 2 has ['3', '4'] beyond the 3 columns of the first"),
