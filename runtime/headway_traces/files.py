@@ -82,11 +82,11 @@ def read_trace_file(path: Path, called: str) -> TraceFile:
     if first.lstrip().startswith("{"):
         name, read = _json_format(first)
         return _requests(name, called, map(read, _json_lines(called, lines)))
-    columns = {column.strip() for column in first.split(",")}
-    if columns >= set(AZURE_COLUMNS):
-        return _requests("azure", called, _azure_rows(_csv_lines(called, lines)))
-    if columns >= set(RATE_COLUMNS):
-        return TraceFile("rates", windows=_windows(called, _csv_lines(called, lines)))
+    columns = _columns(first)
+    if set(columns) >= set(AZURE_COLUMNS):
+        return _requests("azure", called, _azure_rows(_csv_lines(called, columns, lines)))
+    if set(columns) >= set(RATE_COLUMNS):
+        return TraceFile("rates", windows=_windows(called, _csv_lines(called, columns, lines)))
     raise TraceFileError(
         f"{called} begins with {first[:80]!r}, which no known format does; give an Azure CSV, Mooncake's or "
         f"Qwen-Bailian's JSON lines, JSON lines with {', '.join(OWN_FIELDS)}, or a CSV of "
@@ -110,22 +110,35 @@ def _requests(format_name: str, called: str, rows: Iterator[TraceRequest]) -> Tr
     return TraceFile(format_name, tuple(replace(one, at_seconds=one.at_seconds - first) for one in ordered))
 
 
-def _csv_lines(called: str, lines: Sequence[str]) -> Iterator[Line]:
-    """Columns are known by their names without blanks around them."""
-    blank = next(index for index, line in enumerate(lines) if line.strip())
-    reader = csv.DictReader(lines[blank:])
+def _columns(first: str) -> tuple[str, ...]:
+    """What a CSV calls them, without blanks around; none where it is no CSV."""
     try:
-        reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+        return tuple(name.strip() for name in next(csv.reader([first], skipinitialspace=True)))
+    except csv.Error:
+        return ()
+
+
+def _csv_lines(called: str, columns: tuple[str, ...], lines: Sequence[str]) -> Iterator[Line]:
+    """What follows the first line that is not blank."""
+    num_before = next(number for number, line in enumerate(lines, start=1) if line.strip())
+    reader = csv.reader(lines[num_before:], skipinitialspace=True)
+    ended = num_before
+    try:
         for row in reader:
-            place = f"{called}, line {blank + reader.line_num}"
-            if None in row:
+            ended = num_before + reader.line_num
+            if len(row) <= 1 and not "".join(row).strip():
+                continue
+            place = f"{called}, line {ended}"
+            if len(row) > len(columns):
                 raise TraceFileError(
-                    f"{place} has {row[None]!r:.80} beyond the {len(reader.fieldnames)} columns of the first "
+                    f"{place} has {row[len(columns) :]!r:.80} beyond the {len(columns)} columns of the first "
                     "line; correct it, or leave the line out"
                 )
-            yield Line(place, row)
+            yield Line(place, dict(zip(columns, row, strict=False)))
     except csv.Error as error:
-        raise TraceFileError(f"{called}, line {blank + reader.line_num + 1} is no CSV: {error}") from error
+        raise TraceFileError(
+            f"{called}, line {ended + 1} is no CSV: {error}; correct it, or leave the line out"
+        ) from error
 
 
 def _json_lines(called: str, lines: Sequence[str]) -> Iterator[Line]:

@@ -72,12 +72,21 @@ def test_bailian_rows_are_in_seconds_and_in_blocks_of_16(tmp_path: Path) -> None
     assert {one.hash_block_tokens for one in trace.arrivals} == {16}
 
 
-def test_blanks_around_the_columns_of_a_csv_are_passed_over(tmp_path: Path) -> None:
-    path = tmp_path / "azure.csv"
-    path.write_text("TIMESTAMP, ContextTokens ,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n")
-    trace = read_trace(path)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "TIMESTAMP, ContextTokens ,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n",
+        '"TIMESTAMP","ContextTokens","GeneratedTokens"\r\n"2023-11-16 18:15:46.68","374","44"\r\n',
+        '"TIMESTAMP", "ContextTokens" , "GeneratedTokens"\n"2023-11-16 18:15:46.68", "374", "44"\n',
+        AZURE + "\n   \n2023-11-16 18:15:46.68,374,44\n\t\n \r\n",
+        AZURE + "\t \n2023-11-16 18:15:46.68,374,44\n",
+    ],
+    ids=["around columns", "quotes", "before quotes", "blank lines", "a blank line of tabs"],
+)
+def test_quotes_and_blanks_of_a_csv_are_passed_over(tmp_path: Path, text: str) -> None:
+    trace = read_trace(written(tmp_path, text))
     assert isinstance(trace, Trace)
-    assert [one.prompt_tokens for one in trace.arrivals] == [374]
+    assert [(one.prompt_tokens, one.output_tokens) for one in trace.arrivals] == [(374, 44)]
 
 
 def test_rows_of_our_own_format_may_say_how_long_their_blocks_are(tmp_path: Path) -> None:
@@ -165,6 +174,8 @@ def test_rates_become_windows_of_which_the_last_is_as_long_as_the_one_before(tmp
         # Blank lines count, too.
         ("\n\n" + AZURE + "yesterday,1,2\n", "line 4: TIMESTAMP='yesterday' is not a time"),
         (AZURE + "\n\nyesterday,1,2\n", "line 4: TIMESTAMP='yesterday' is not a time"),
+        (AZURE + "   \nyesterday,1,2\n", "line 3: TIMESTAMP='yesterday' is not a time"),
+        (AZURE + ",,\n", "line 2: TIMESTAMP=''"),
         (AZURE + f"2023-11-16 18:15:46,{'9' * 5000},2\n", "line 2: ContextTokens='99999"),
         (AZURE + f"2023-11-16 18:15:46,{'9' * 140_000},2\n", "line 2 is no CSV: field larger than"),
         (
