@@ -17,10 +17,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from headway_traces.line import Line, TraceFileError
 
 MOONCAKE_BLOCK_TOKENS, BAILIAN_BLOCK_TOKENS = 512, 16
+PUBLISHED_FIELDS = ("timestamp", "input_length", "output_length")
 # What only Qwen-Bailian's rows have. Their other fields are not read: a later turn comes when it was recorded
 # to come, and what it shares with the one before is in its hash ids.
 BAILIAN_FIELD = "chat_id"
@@ -76,28 +78,38 @@ def read_trace_file(path: Path, called: str) -> TraceFile:
             lines = file.readlines()
     except (OSError, UnicodeDecodeError) as error:
         raise TraceFileError(f"{called} cannot be read: {error}") from error
-    first = next((line for line in lines if line.strip()), "")
+    number, first = next(
+        ((number, line) for number, line in enumerate(lines, start=1) if line.strip()), (1, "")
+    )
     if not first:
         raise TraceFileError(f"{called} is empty; give a file with a line for each request")
     if first.lstrip().startswith("{"):
-        name, read = _json_format(first)
+        name, read = _json_format(called, number, first)
         return _requests(name, called, map(read, _json_lines(called, lines)))
     columns = _columns(first)
     if set(columns) >= set(AZURE_COLUMNS):
         return _requests("azure", called, _azure_rows(_csv_lines(called, columns, lines)))
     if set(columns) >= set(RATE_COLUMNS):
         return TraceFile("rates", windows=_windows(called, _csv_lines(called, columns, lines)))
-    raise TraceFileError(
+    raise _unknown(called, first)
+
+
+def _unknown(called: str, first: str) -> TraceFileError:
+    return TraceFileError(
         f"{called} begins with {first[:80]!r}, which no known format does; give an Azure CSV, Mooncake's or "
         f"Qwen-Bailian's JSON lines, JSON lines with {', '.join(OWN_FIELDS)}, or a CSV of "
         f"{','.join(RATE_COLUMNS)}"
     )
 
 
-def _json_format(first: str) -> tuple[str, RowReader]:
-    if f'"{OWN_FIELDS[0]}"' in first:
+def _json_format(called: str, number: int, first: str) -> tuple[str, RowReader]:
+    """By the fields of the first row; one that lacks a field is still taken for what its others tell."""
+    fields = _json_object(f"{called}, line {number}", first).keys()
+    if fields & set(OWN_FIELDS):
         return "headway", _own_row
-    if f'"{BAILIAN_FIELD}"' in first:
+    if not fields & set(PUBLISHED_FIELDS):
+        raise _unknown(called, first)
+    if BAILIAN_FIELD in fields:
         return "bailian", partial(_published_row, units_per_second=1, block_tokens=BAILIAN_BLOCK_TOKENS)
     return "mooncake", partial(_published_row, units_per_second=1000, block_tokens=MOONCAKE_BLOCK_TOKENS)
 
@@ -143,16 +155,19 @@ def _csv_lines(called: str, columns: tuple[str, ...], lines: Sequence[str]) -> I
 
 def _json_lines(called: str, lines: Sequence[str]) -> Iterator[Line]:
     for number, text in enumerate(lines, start=1):
-        if not text.strip():
-            continue
-        place = f"{called}, line {number}"
-        try:
-            row = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise TraceFileError(f"{place} is no JSON: {error}; correct it, or leave the line out") from error
-        if not isinstance(row, dict):
-            raise TraceFileError(f"{place} is no JSON object: {text.strip()[:80]}; write one a line")
-        yield Line(place, row, is_json=True)
+        if text.strip():
+            place = f"{called}, line {number}"
+            yield Line(place, _json_object(place, text), is_json=True)
+
+
+def _json_object(place: str, text: str) -> dict[str, Any]:
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TraceFileError(f"{place} is no JSON: {error}; correct it, or leave the line out") from error
+    if not isinstance(row, dict):
+        raise TraceFileError(f"{place} is no JSON object: {text.strip()[:80]}; write one a line")
+    return row
 
 
 def _azure_rows(lines: Iterator[Line]) -> Iterator[TraceRequest]:
@@ -192,7 +207,9 @@ def _own_row(line: Line) -> TraceRequest:
         line.tokens("prompt_tokens"),
         line.tokens("output_tokens"),
         line.hash_ids(),
-        line.tokens("hash_block_tokens") if "hash_block_tokens" in line.fields else MOONCAKE_BLOCK_TOKENS,
+        MOONCAKE_BLOCK_TOKENS
+        if line.fields.get("hash_block_tokens") is None
+        else line.tokens("hash_block_tokens"),
     )
 
 

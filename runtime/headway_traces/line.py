@@ -65,8 +65,10 @@ class Line:
         return max(1, self.tokens(field, least=0))
 
     def hash_ids(self) -> tuple[int, ...]:
-        """Of the prompt's blocks, where they are told."""
-        found = self.fields.get("hash_ids", [])
+        """Of the prompt's blocks, where they are known; null says that they are not."""
+        found = self.fields.get("hash_ids")
+        if found is None:
+            return ()
         if not isinstance(found, list) or not all(type(one) is int and one >= 0 for one in found):
             raise self.error("hash_ids", "a list of integers from 0 on")
         return tuple(found)

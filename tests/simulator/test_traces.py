@@ -99,6 +99,29 @@ def test_rows_of_our_own_format_may_say_how_long_their_blocks_are(tmp_path: Path
     assert trace.duration_seconds > 0
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"timestamp": 5, "input_length": 40, "output_length": 2, "hash_ids": null}',
+        '{"chat_id": 1, "timestamp": 5, "input_length": 40, "output_length": 2, "hash_ids": null}',
+        '{"at_seconds": 5, "prompt_tokens": 40, "output_tokens": 2, "hash_ids": null}',
+    ],
+    ids=["Mooncake", "Qwen-Bailian", "our own"],
+)
+def test_hash_ids_of_null_are_not_known(tmp_path: Path, text: str) -> None:
+    trace = read_trace(written(tmp_path, text))
+    assert isinstance(trace, Trace)
+    assert [(one.prompt_tokens, one.hash_ids) for one in trace.arrivals] == [(40, ())]
+
+
+def test_blocks_of_null_tokens_are_as_long_as_those_of_no_stated_length(tmp_path: Path) -> None:
+    row = '{"at_seconds": 0, "prompt_tokens": 9, "output_tokens": 1, "hash_ids": [3], "hash_block_tokens": '
+    text = row + "null}"
+    trace = read_trace(written(tmp_path, text))
+    assert isinstance(trace, Trace)
+    assert trace.arrivals == (Arrival(0.0, 9, 1, (3,), 512),)
+
+
 def test_rates_become_windows_of_which_the_last_is_as_long_as_the_one_before(tmp_path: Path) -> None:
     text = "start_seconds,requests_per_second,rate_weighted_cv,active_clients\n0,2,1.5,4\n600,4,,3\n"
     assert read_trace(written(tmp_path, text)) == (
@@ -129,6 +152,15 @@ def test_rates_become_windows_of_which_the_last_is_as_long_as_the_one_before(tmp
         ),
         (AZURE + "2023-11-16 18:15:46,1\n", "line 2: GeneratedTokens is missing"),
         (AZURE + "2023-11-16 18:15:46,1,2,3,4\n", "line 2 has ['3', '4'] beyond the 3 columns of the first"),
+        (
+            '{"prompt": "x"}\n',
+            """begins with '{"prompt": "x"}\\n', which no known format does; give an Azure""",
+        ),
+        ('{"chat_id": 1, "prompt": "timestamp"}\n', "which no known format does; give an Azure CSV"),
+        ("{}", "begins with '{}', which no known format does"),
+        ("\n{\n", "line 2 is no JSON"),
+        ('{"prompt_tokens": 1, "output_tokens": 1}', "line 1: at_seconds is missing"),
+        ('{"chat_id": 1, "timestamp": 0}', "line 1: input_length is missing"),
         ('{"at_seconds": 0}\n', "line 1: prompt_tokens is missing"),
         (
             '{"at_seconds": 0, "prompt_tokens": 0, "output_tokens": 1}',
