@@ -33,7 +33,7 @@ def _windows(path: Path, found: TraceFile) -> tuple[RateWindow, ...]:
         raise TraceError(f"{path} holds one window; two at least say how long each lasts")
     for one in found.windows:
         variation = one.coefficient_of_variation
-        if variation and not LEAST_VARIATION <= variation <= MOST_VARIATION:
+        if variation is not None and not LEAST_VARIATION <= variation <= MOST_VARIATION:
             raise TraceError(
                 f"{path}, window {one.start_seconds:g} s after the first: rate_weighted_cv={variation!r} is "
                 f"not from {LEAST_VARIATION:g} to {MOST_VARIATION:g}; correct it, or leave it empty"

@@ -203,6 +203,10 @@ def test_rates_become_windows_of_which_the_last_is_as_long_as_the_one_before(tmp
             "start_seconds,requests_per_second,rate_weighted_cv\n0,1,1\n60,1,1e-200\n",
             "window 60 s after the first: rate_weighted_cv=1e-200 is not from 0.01 to 100",
         ),
+        (
+            "start_seconds,requests_per_second,rate_weighted_cv\n0,1,1\n60,1,0\n",
+            "rate_weighted_cv=0.0 is not from 0.01 to 100; correct it, or leave it empty",
+        ),
         # Blank lines count, too.
         ("\n\n" + AZURE + "yesterday,1,2\n", "line 4: TIMESTAMP='yesterday' is not a time"),
         (AZURE + "\n\nyesterday,1,2\n", "line 4: TIMESTAMP='yesterday' is not a time"),
