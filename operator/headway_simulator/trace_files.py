@@ -4,15 +4,18 @@ import math
 from pathlib import Path
 
 from headway_simulator.errors import TraceError
-from headway_simulator.rates import LEAST_VARIATION, MOST_VARIATION, RateWindow
+from headway_simulator.rates import LEAST_VARIATION, MOST_REQUESTS, MOST_VARIATION, RateWindow
 from headway_simulator.trace import Arrival, Trace
 from headway_traces import TraceFile, TraceFileError, read_trace_file
 
 
 def read_trace(path: Path) -> Trace | tuple[RateWindow, ...]:
-    """The requests in `path`, or its rates where it holds rates. Raises TraceError."""
+    """The requests in `path`, or its rates where it holds rates.
+
+    Raises TraceError, also where there are more requests than a load may have.
+    """
     try:
-        found = read_trace_file(path, str(path))
+        found = read_trace_file(path, str(path), MOST_REQUESTS)
     except TraceFileError as error:
         raise TraceError(str(error)) from error
     return _trace(path.name, found) if found.requests else _windows(path, found)

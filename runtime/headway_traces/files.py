@@ -9,17 +9,19 @@
 Times become relative to the first row. Every row is checked; an error names line, field and value.
 """
 
-import csv
-import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain, islice
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 from headway_traces.line import Line, TraceFileError
+from headway_traces.rows import csv_columns, csv_lines, json_line, json_lines
+from headway_traces.text import text_lines
 
 MOONCAKE_BLOCK_TOKENS, BAILIAN_BLOCK_TOKENS = 512, 16
 PUBLISHED_FIELDS = ("timestamp", "input_length", "output_length")
@@ -29,11 +31,13 @@ BAILIAN_FIELD = "chat_id"
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 RATE_COLUMNS = ("start_seconds", "requests_per_second")
 OWN_FIELDS = ("at_seconds", "prompt_tokens", "output_tokens")
-OWN_OPTIONAL_FIELDS = ("hash_ids", "hash_block_tokens")
+ALL_OWN_FIELDS = {*OWN_FIELDS, "hash_ids", "hash_block_tokens"}
 # A time without a zone is only ever compared with others of the same file.
 EPOCH, UNZONED_EPOCH = datetime(1970, 1, 1, tzinfo=UTC), datetime(1970, 1, 1)  # noqa: DTZ001
 
-RowReader = Callable[[Line], "TraceRequest"]
+# A TraceRequest's fields in their order, but for the time, which is the file's own. Many are held at once.
+RecordedRow = tuple[float, int, int, tuple[int, ...], int]
+RowReader = Callable[[Line], RecordedRow]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,26 +75,26 @@ class TraceFile:
     windows: tuple[RateWindow, ...] = ()
 
 
-def read_trace_file(path: Path, called: str) -> TraceFile:
-    """What is in `path`, which errors are to call so. Raises TraceFileError."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            lines = file.readlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise TraceFileError(f"{called} cannot be read: {error}") from error
-    number, first = next(
-        ((number, line) for number, line in enumerate(lines, start=1) if line.strip()), (1, "")
-    )
-    if not first:
-        raise TraceFileError(f"{called} is empty; give a file with a line for each request")
-    if first.lstrip().startswith("{"):
-        name, read = _json_format(called, number, first)
-        return _requests(name, called, map(read, _json_lines(called, lines)))
-    columns = _columns(first)
-    if set(columns) >= set(AZURE_COLUMNS):
-        return _requests("azure", called, _azure_rows(_csv_lines(called, columns, lines)))
-    if set(columns) >= set(RATE_COLUMNS):
-        return TraceFile("rates", windows=_windows(called, _csv_lines(called, columns, lines)))
+def read_trace_file(path: Path, called: str, most_requests: int | None = None) -> TraceFile:
+    """What is in `path`, which errors call `called`.
+
+    Raises TraceFileError, also as soon as there are more than `most_requests` of them, whatever follows.
+    """
+    with closing(text_lines(path, called)) as lines:
+        numbered = enumerate(lines, start=1)
+        number, first = next(((number, line) for number, line in numbered if line.strip()), (1, ""))
+        if not first:
+            raise TraceFileError(f"{called} is empty; give a file with a line for each request")
+        if first.lstrip().startswith("{"):
+            name, read = _json_format(called, number, first)
+            rows = map(read, json_lines(called, chain([(number, first)], numbered)))
+            return _requests(name, called, rows, most_requests)
+        columns = csv_columns(first)
+        rest = csv_lines(called, columns, number, lines)
+        if set(columns) >= set(AZURE_COLUMNS):
+            return _requests("azure", called, _azure_rows(rest), most_requests)
+        if set(columns) >= set(RATE_COLUMNS):
+            return TraceFile("rates", windows=_windows(called, rest))
     raise _unknown(called, first)
 
 
@@ -104,7 +108,7 @@ def _unknown(called: str, first: str) -> TraceFileError:
 
 def _json_format(called: str, number: int, first: str) -> tuple[str, RowReader]:
     """By the fields of the first row; one that lacks a field is still taken for what its others tell."""
-    fields = _json_object(f"{called}, line {number}", first).keys()
+    fields = json_line(called, number, first).fields.keys()
     if fields & set(OWN_FIELDS):
         return "headway", _own_row
     if not fields & set(PUBLISHED_FIELDS):
@@ -114,63 +118,29 @@ def _json_format(called: str, number: int, first: str) -> tuple[str, RowReader]:
     return "mooncake", partial(_published_row, units_per_second=1000, block_tokens=MOONCAKE_BLOCK_TOKENS)
 
 
-def _requests(format_name: str, called: str, rows: Iterator[TraceRequest]) -> TraceFile:
-    ordered = sorted(rows, key=lambda request: request.at_seconds)
-    if not ordered:
+def _requests(
+    format_name: str, called: str, rows: Iterator[RecordedRow], most_requests: int | None
+) -> TraceFile:
+    recorded = list(islice(rows, None if most_requests is None else most_requests + 1))
+    if not recorded:
         raise TraceFileError(f"{called} holds no request")
-    first = ordered[0].at_seconds
-    return TraceFile(format_name, tuple(replace(one, at_seconds=one.at_seconds - first) for one in ordered))
-
-
-def _columns(first: str) -> tuple[str, ...]:
-    """What a CSV calls them, without blanks around; none where it is no CSV."""
-    try:
-        return tuple(name.strip() for name in next(csv.reader([first], skipinitialspace=True)))
-    except csv.Error:
-        return ()
-
-
-def _csv_lines(called: str, columns: tuple[str, ...], lines: Sequence[str]) -> Iterator[Line]:
-    """What follows the first line that is not blank."""
-    num_before = next(number for number, line in enumerate(lines, start=1) if line.strip())
-    reader = csv.reader(lines[num_before:], skipinitialspace=True)
-    ended = num_before
-    try:
-        for row in reader:
-            ended = num_before + reader.line_num
-            if len(row) <= 1 and not "".join(row).strip():
-                continue
-            place = f"{called}, line {ended}"
-            if len(row) > len(columns):
-                raise TraceFileError(
-                    f"{place} has {row[len(columns) :]!r:.80} beyond the {len(columns)} columns of the first "
-                    "line; correct it, or leave the line out"
-                )
-            yield Line(place, dict(zip(columns, row, strict=False)))
-    except csv.Error as error:
+    if most_requests is not None and len(recorded) > most_requests:
         raise TraceFileError(
-            f"{called}, line {ended + 1} is no CSV: {error}; correct it, or leave the line out"
-        ) from error
+            f"{called} holds more than {most_requests:,} requests; give some of its lines, in another file"
+        )
+    recorded.sort(key=itemgetter(0))
+    first = recorded[0][0]
+    recorded.reverse()
+    return TraceFile(format_name, tuple(TraceRequest(row[0] - first, *row[1:]) for row in _drained(recorded)))
 
 
-def _json_lines(called: str, lines: Sequence[str]) -> Iterator[Line]:
-    for number, text in enumerate(lines, start=1):
-        if text.strip():
-            place = f"{called}, line {number}"
-            yield Line(place, _json_object(place, text), is_json=True)
+def _drained(rows: list[RecordedRow]) -> Iterator[RecordedRow]:
+    """From the end; what is taken is held no longer."""
+    while rows:
+        yield rows.pop()
 
 
-def _json_object(place: str, text: str) -> dict[str, Any]:
-    try:
-        row = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise TraceFileError(f"{place} is no JSON: {error}; correct it, or leave the line out") from error
-    if not isinstance(row, dict):
-        raise TraceFileError(f"{place} is no JSON object: {text.strip()[:80]}; write one a line")
-    return row
-
-
-def _azure_rows(lines: Iterator[Line]) -> Iterator[TraceRequest]:
+def _azure_rows(lines: Iterator[Line]) -> Iterator[RecordedRow]:
     """Zoned times are instants, whatever their offsets; beside those an unzoned one says nothing."""
     is_zoned: bool | None = None
     for line in lines:
@@ -180,10 +150,12 @@ def _azure_rows(lines: Iterator[Line]) -> Iterator[TraceRequest]:
         elif is_zoned != (at.tzinfo is not None):
             known = "with" if is_zoned else "without"
             raise line.error("TIMESTAMP", f"a time {known} a zone, as those of the lines before are")
-        yield TraceRequest(
+        yield (
             (at - (EPOCH if is_zoned else UNZONED_EPOCH)).total_seconds(),
             line.recorded_tokens("ContextTokens"),
             line.recorded_tokens("GeneratedTokens"),
+            (),
+            MOONCAKE_BLOCK_TOKENS,
         )
 
 
@@ -194,15 +166,15 @@ def _azure_time(line: Line) -> datetime:
         raise line.error("TIMESTAMP", "a time as 2023-11-16 18:15:46.68") from error
 
 
-def _published_row(line: Line, *, units_per_second: int, block_tokens: int) -> TraceRequest:
+def _published_row(line: Line, *, units_per_second: int, block_tokens: int) -> RecordedRow:
     lengths = line.recorded_tokens("input_length"), line.recorded_tokens("output_length")
     at = line.number("timestamp") / units_per_second
-    return TraceRequest(at, *lengths, line.hash_ids(), block_tokens)
+    return at, *lengths, line.hash_ids(), block_tokens
 
 
-def _own_row(line: Line) -> TraceRequest:
-    line.has_only({*OWN_FIELDS, *OWN_OPTIONAL_FIELDS})
-    return TraceRequest(
+def _own_row(line: Line) -> RecordedRow:
+    line.has_only(ALL_OWN_FIELDS)
+    return (
         line.number("at_seconds", 0),
         line.tokens("prompt_tokens"),
         line.tokens("output_tokens"),

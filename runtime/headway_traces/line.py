@@ -14,17 +14,24 @@ class TraceFileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """place: the file and the line. is_json: numbers are numbers and no text."""
+    """called: the file. is_json: numbers are numbers and no text."""
 
-    place: str
+    called: str
+    line_number: int
     fields: Mapping[str, Any]
     is_json: bool = False
 
+    @property
+    def place(self) -> str:
+        """The file and the line."""
+        return f"{self.called}, line {self.line_number}"
+
     def value(self, field: str) -> Any:
         """What must be there."""
-        if self.fields.get(field) is None:
+        found = self.fields.get(field)
+        if found is None:
             raise TraceFileError(f"{self.place}: {field} is missing; write it, or leave the line out")
-        return self.fields[field]
+        return found
 
     def error(self, field: str, wanted: str) -> TraceFileError:
         """That a field is not what is wanted."""
@@ -41,17 +48,20 @@ class Line:
 
     def number(self, field: str, lowest: float = -math.inf) -> float:
         """A finite one, from `lowest` on."""
-        wanted = "a finite number" if math.isinf(lowest) else f"a finite number from {lowest:g} on"
         found = self.value(field)
-        if isinstance(found, bool) or (self.is_json and not isinstance(found, int | float)):
-            raise self.error(field, wanted)
         try:
+            if self.is_json and type(found) not in (int, float):
+                raise TypeError("a number in JSON is neither text nor true")
             value = float(found)
         except (ValueError, TypeError, OverflowError) as error:
-            raise self.error(field, wanted) from error
+            raise self._no_number(field, lowest) from error
         if not math.isfinite(value) or value < lowest:
-            raise self.error(field, wanted)
+            raise self._no_number(field, lowest)
         return value
+
+    def _no_number(self, field: str, lowest: float) -> TraceFileError:
+        least = "" if math.isinf(lowest) else f" from {lowest:g} on"
+        return self.error(field, f"a finite number{least}")
 
     def tokens(self, field: str, least: int = 1) -> int:
         """A length."""

@@ -227,6 +227,18 @@ def test_a_bad_line_is_named_with_its_field(tmp_path: Path, text: str, want: str
     assert str(tmp_path / "trace") in str(error.value)
 
 
+def test_of_too_many_requests_no_more_is_read_than_tells_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headway_simulator.trace_files.MOST_REQUESTS", 2)
+    rows = [f"2023-11-16 18:15:4{second},1,2\n" for second in range(3)]
+    trace = read_trace(written(tmp_path, AZURE + "".join(rows[:2])))
+    assert isinstance(trace, Trace)
+    assert len(trace.arrivals) == 2
+    with pytest.raises(TraceError, match="holds more than 2 requests; give some of its lines"):
+        read_trace(written(tmp_path, AZURE + "".join(rows) + "and a line that is none\n"))
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="cannot be read"):
         read_trace(tmp_path / "none")
