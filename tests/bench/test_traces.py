@@ -178,7 +178,8 @@ def test_our_own_rows_are_read_as_the_simulator_reads_them(tmp_path: Path) -> No
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputFileError, match="nowhere"):
+    want = "--trace '.*nowhere' cannot be read: No such file or directory; check the path"
+    with pytest.raises(InputFileError, match=want):
         read_trace(tmp_path / "nowhere")
 
 

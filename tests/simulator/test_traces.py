@@ -1,5 +1,6 @@
 """Traces: every format read, every bad line named, rates and halves as asked."""
 
+import gzip
 import math
 import random
 from itertools import pairwise
@@ -15,6 +16,7 @@ from headway_simulator.trace import Arrival, Trace, half_of, part_of, percentile
 from headway_simulator.trace_files import read_trace
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+PACKED = gzip.compress((AZURE + "2023-11-16 18:15:46.68,374,44\n").encode())
 LENGTHS = Lengths(None)
 
 
@@ -239,9 +241,45 @@ def test_of_too_many_requests_no_more_is_read_than_tells_that(
         read_trace(written(tmp_path, AZURE + "".join(rows) + "and a line that is none\n"))
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="cannot be read"):
-        read_trace(tmp_path / "none")
+def test_a_file_that_gzip_packed_is_read_as_the_one_in_it(tmp_path: Path) -> None:
+    path = written(tmp_path, AZURE + "2023-11-16 18:15:46.68,374,44\n2023-11-16 18:15:50,396,109\n")
+    plain = read_trace(path)
+    packed = gzip.compress(path.read_bytes())
+    path.write_bytes(packed)
+    assert read_trace(path) == plain
+
+
+@pytest.mark.parametrize(
+    ("held", "want"),
+    [
+        (
+            PACKED[:-12],
+            "is packed by gzip, and broken: Compressed file ended before .*; give it whole, or unpacked",
+        ),
+        (PACKED + b"what else", "is packed by gzip, and broken: Not a gzipped file"),
+        (PACKED[:12] + b"\xff" + PACKED[13:], "is packed by gzip, and broken: "),
+        (b"\x28\xb5\x2f\xfd\x04\x00", "is no UTF-8 text: it has byte 0xb5; unpack it, if anything but gzip"),
+        (AZURE.encode("utf-16"), "is no UTF-8 text: it has byte 0xff; .* or write it as UTF-8"),
+    ],
+    ids=["cut off", "with an end of its own", "changed", "packed by zstd", "UTF-16"],
+)
+def test_a_file_of_bytes_that_are_no_text_is_named(tmp_path: Path, held: bytes, want: str) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(held)
+    with pytest.raises(TraceError, match=want) as error:
+        read_trace(path)
+    assert str(path) in str(error.value)
+
+
+def test_a_file_that_cannot_be_read_is_named_with_a_remedy(tmp_path: Path) -> None:
+    missing = tmp_path / "none"
+    with pytest.raises(TraceError) as error:
+        read_trace(missing)
+    want = f"{missing} cannot be read: No such file or directory; check the path, and who may read it"
+    assert str(error.value) == want
+    with pytest.raises(TraceError) as error:
+        read_trace(tmp_path)
+    assert str(error.value) == f"{tmp_path} cannot be read: it is a folder; give a file"
 
 
 def test_the_halves_share_the_time_and_lose_no_request() -> None:
