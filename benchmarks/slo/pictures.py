@@ -13,7 +13,8 @@ Row = Mapping[str, Any]
 
 
 def draw(rows: Sequence[Row], folder: Path) -> None:
-    """Write LOAD.svg for each load that has results."""
+    """Write LOAD.svg for each load that has results: all controllers, and the Pareto front of all but the
+    oracle, who knows all arrivals."""
     table = table_of(rows)
     # Without ids and dates drawn by chance, the same results give the same file.
     with rc_context({"svg.hashsalt": "headway"}):
@@ -33,16 +34,27 @@ def _figure(table: Table, load: str) -> Figure:
         _points(axis, [table.headway[case]], "headway", "o")
         if case in table.oracle:
             _points(axis, [table.oracle[case]], "oracle", "*")
-        for row in table.baselines.get(case, []):
+        others = table.baselines.get(case, [])
+        for row in others:
             _points(axis, [row], row["controller"], "x")
+        ends = front([table.headway[case], *others])
+        axis.step(*zip(*ends, strict=True), where="post", color="gray", linewidth=0.8, label="Pareto front")
         axis.legend(fontsize="x-small")
     return figure
 
 
+def front(rows: Sequence[Row]) -> list[tuple[float, float]]:
+    """GPU-hours and percent attained of those that none of the others beats in both, the cheapest first."""
+    found: list[tuple[float, float]] = []
+    for cost, attained in sorted(map(_place, rows), key=lambda one: (one[0], -one[1])):
+        if not found or attained > found[-1][1]:
+            found.append((cost, attained))
+    return found
+
+
+def _place(row: Row) -> tuple[float, float]:
+    return row["measures"]["gpu_hours"], 100 * row["measures"]["joint_attainment"]
+
+
 def _points(axis: Axes, rows: Sequence[Row], label: str, marker: str) -> None:
-    axis.plot(
-        [row["measures"]["gpu_hours"] for row in rows],
-        [100 * row["measures"]["joint_attainment"] for row in rows],
-        marker,
-        label=label,
-    )
+    axis.plot(*zip(*map(_place, rows), strict=True), marker, label=label)

@@ -191,9 +191,7 @@ def test_a_load_of_hours_names_its_busiest(
     assert main(flags) == 0
     shown = capsys.readouterr().out
     assert "over hours.jsonl: 4 requests in 100 minutes, P95 TTFT 900 ms, TPOT" in shown
-    assert (
-        "as it is, most replicas in hour 1 of 2: 1.0 on average, for 0.00 requests/s" in shown
-    )
+    assert "as it is, most replicas in hour 1 of 2: 1.0 on average, for 0.00 requests/s" in shown
 
 
 def test_a_target_is_a_millisecond_at_least(minute: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from benchmarks.slo import goals, loads, page, told, work
 from benchmarks.slo.loads import LOADS
+from benchmarks.slo.pictures import front
 from benchmarks.slo.plan import FAULTS, JUMPING, Plan, Task, quick, simulated_seconds, tasks
 from benchmarks.slo.run import main, run
 
@@ -314,3 +315,12 @@ def test_jobs_that_are_no_number_are_refused(jobs: str, capsys: pytest.CaptureFi
     with pytest.raises(SystemExit):
         main(["--jobs", jobs])
     assert f"{jobs!r} is no number of at least 1" in capsys.readouterr().err
+
+
+def test_the_front_has_whom_none_beats_in_both() -> None:
+    def row(gpu_hours: float, attained: float) -> dict[str, dict[str, float]]:
+        return {"measures": {"gpu_hours": gpu_hours, "joint_attainment": attained}}
+
+    beaten, dear_and_worse, same_cost = row(3.0, 0.9), row(6.0, 0.98), row(2.0, 0.5)
+    rows = [row(5.0, 0.99), beaten, row(2.0, 0.95), dear_and_worse, same_cost]
+    assert front(rows) == [(2.0, 95.0), (5.0, 99.0)]
