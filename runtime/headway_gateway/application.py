@@ -17,7 +17,7 @@ from headway_gateway.paths import OF_ONE_REPLICA, is_proxied, no_such_method, no
 from headway_gateway.pool import BackendPool
 from headway_gateway.proxy import Proxy
 from headway_gateway.routing import Routing
-from headway_gateway.upstream import Upstream
+from headway_gateway.upstream import Upstream, can_connect
 
 
 class Application:
@@ -31,11 +31,14 @@ class Application:
         if config.admin_public_key_file is not None:
             keys = AdminKeys(config.admin_public_key_file, config.admin_audience or "")
         self.counters = Counters()
+        self._upstream = upstream or Upstream(config.idle_timeout_seconds)
         self.pool = BackendPool(
-            config.max_waiting, config.waiting_timeout_seconds, max_waiting_bytes=config.max_waiting_bytes
+            config.max_waiting,
+            config.waiting_timeout_seconds,
+            max_waiting_bytes=config.max_waiting_bytes,
+            can_connect=can_connect,
         )
         self._metrics = Metrics(self.counters, self.pool, version=version, instance=self._instance)
-        self._upstream = upstream or Upstream(config.idle_timeout_seconds)
         self.proxy = Proxy(config, self.pool, self._upstream, self.counters, self._metrics.latencies)
         self._admin = AdminPaths(
             keys, self.counters, self.pool, instance=self._instance, on_routing=self._note_routing
@@ -50,6 +53,7 @@ class Application:
 
     async def close(self) -> None:
         """Close the connections to replicas."""
+        self.pool.close()
         await self._upstream.close()
 
     def _note_routing(self, routing: Routing) -> None:

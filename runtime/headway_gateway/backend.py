@@ -22,8 +22,9 @@ class BackendEntry:
 class Backend(ReplicaLoad):
     """A replica's entry with what this gateway knows of it. Only `pool.py` writes it.
 
-    A backend that refused a connection is suspect. It rests for `rest_seconds`, then one request may probe
-    it; it rests twice as long if that fails too.
+    A backend that refused a connection is suspect, until one stands again; how long it is left alone before
+    that is tried is `rest_seconds`. num_failures: answers one after another that were errors of its own.
+    room: how many of those who wait may be given to it, since it last refused one of them; None for any.
     """
 
     id: str
@@ -31,6 +32,6 @@ class Backend(ReplicaLoad):
     state: BackendState
     revision: str = ""
     is_suspect: bool = False
-    is_resting: bool = False
-    is_probed: bool = False
     rest_seconds: float = 0.0
+    num_failures: int = 0
+    room: int | None = None

@@ -30,6 +30,8 @@ class Exchange:
     refusal: web.Response | None = None
     refusal_reason: str | None = None
     has_lost_a_replica: bool = False
+    was_held: bool = False
+    least_until: float = 0.0
     closed_by: set[Backend] = field(default_factory=set)
 
     def log_fields(self, backend: Backend | None = None) -> dict[str, object]:

@@ -9,138 +9,47 @@ as many prompts as take as long (`load.py`). Among equals it is the one picked l
 backend is first in line.
 Requests that wait too late to be answered in time let others pass, so where most do they are not met:
 replicas say their share with each answer.
-A backend that answered 503 moments ago comes after all others. One that could not be reached is left alone
-for a while (0.1 s, doubled up to 2 s), then tried with a single request; it is back for all as soon as a
-connection is made. While the operator gives revisions shares of the requests, the revision is chosen first
-(`shares.py`), and the rule holds within it.
+A backend that answered 503 moments ago comes after all others, and so does one whose answers are errors of
+its own, the longer the more of them came one after another: it may be quick with them, and would draw most
+requests. One that could not be reached is left alone for a while (0.1 s, doubled up to 2 s), then tried with
+a bare connection, which costs no request its time; it is back as soon as one is made. While the operator
+gives revisions shares of the requests, the revision is chosen first (`shares.py`), and the rule holds within
+it.
 
-Where no backend can take a request, the request waits in one queue, first in first out: `max_waiting` long at
-most and for `waiting_timeout_seconds`, both of which the operator may move. The bodies in it have at most
-`max_waiting_bytes` together, which is for the memory of this process; a request that finds the queue empty
-waits whatever its size, else it could never be served. Backends are assigned at the moment of waking, so
-nobody overtakes.
+Where no backend can take a request, the request waits in one queue, in the order in which requests were
+received: `max_waiting` long at most and for `waiting_timeout_seconds`, both of which the operator may move.
+The bodies in it have at most `max_waiting_bytes` together, which is for the memory of this process; a request
+that finds the queue empty waits whatever its size, else it could never be served. Backends are assigned at
+the moment of waking, so nobody overtakes. Who comes back after an attempt is never too many.
+
+Who waited and is then refused by a backend, which has no room for all, waits on. Such a backend is given
+others as it shows to have room: two for each that it takes, one for each that it has answered, and one now
+and then.
 
 Knows nothing of HTTP. Times are seconds of the event loop's clock.
 """
 
 import asyncio
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from types import TracebackType
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from headway_gateway.backend import Backend, BackendEntry
 from headway_gateway.config import DEFAULT_MAX_WAITING_BYTES
 from headway_gateway.errors import AnswerError
-from headway_gateway.load import Pace
+from headway_gateway.lease import Lease
+from headway_gateway.load import BUSY_SECONDS, Pace
+from headway_gateway.rests import Rests
 from headway_gateway.routing import Routing
 from headway_gateway.shares import Shares
+from headway_gateway.waiting import Turn, WaitingQueue
 
-FIRST_REST_SECONDS = 0.1
-LONGEST_REST_SECONDS = 2.0
+# After the first answer that is an error of its own, and after many.
+FAILED_SECONDS, LONGEST_FAILED_SECONDS = 0.5, 8.0
+# So many replicas are asked by one request although they have said 503 to others just now.
+MOST_REFUSALS = 3
 RETRY_AFTER_SECONDS = 2
 # Nobody knows when a suspended service is resumed; clients need not ask every moment.
 SUSPENDED_RETRY_AFTER_SECONDS = 60
 DEFAULT_WAITING_TIMEOUT_SECONDS = 30.0
-
-
-class Lease:
-    """The right to send one request to one backend; counted in flight until it is left."""
-
-    __slots__ = (
-        "_answered_at",
-        "_given",
-        "_is_awaited",
-        "_is_open",
-        "_is_probe",
-        "_pool",
-        "backend",
-    )
-
-    def __init__(self, pool: "BackendPool", backend: Backend, *, is_probe: bool, is_streamed: bool) -> None:
-        self.backend = backend
-        self._pool = pool
-        self._is_probe = is_probe
-        # The first piece of a streamed answer will say that its prompt is computed.
-        self._is_awaited = is_streamed
-        self._is_open = True
-        self._given = backend.given(asyncio.get_running_loop().time())
-        self._answered_at: float | None = None
-
-    def __enter__(self) -> "Lease":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
-
-    def mark_reached(self) -> None:
-        """A connection to the backend stands."""
-        backend = self.backend
-        if backend.is_suspect:
-            backend.is_suspect = backend.is_resting = backend.is_probed = False
-            backend.rest_seconds = 0.0
-            self._is_probe = False
-            self._pool.wake_waiting()
-
-    def mark_unreachable(self) -> None:
-        """No connection could be made: let it rest. Of many that fail together only the first counts."""
-        if not self.backend.is_suspect or self._is_probe:
-            self._pool.let_rest(self.backend)
-
-    def mark_late_share(self, share: float) -> None:
-        """It said what share of its requests waits too late."""
-        self.backend.note_late_share(share)
-
-    def mark_max_num_seqs(self, number: int) -> None:
-        """It said how many requests it computes at once."""
-        self.backend.max_num_seqs = self._pool.max_num_seqs = number
-
-    def mark_answered(self, *, is_measured: bool) -> None:
-        """The first piece of its answer is here. is_measured: whether that came of a prompt."""
-        if not self._is_awaited:
-            return
-        self._stop_awaiting()
-        if is_measured:
-            self._answered_at = asyncio.get_running_loop().time()
-            self.backend.note_answered(self._given, self._pool.pace, self._answered_at)
-
-    def mark_ended(self) -> None:
-        """All of its answer is here."""
-        if self._answered_at is not None:
-            self._pool.pace.ended(asyncio.get_running_loop().time() - self._answered_at)
-
-    def _stop_awaiting(self) -> None:
-        if self._is_awaited:
-            self._is_awaited = False
-            self.backend.num_unanswered -= 1
-
-    def mark_busy(self) -> None:
-        """It answered 503: prefer others for a moment."""
-        self.backend.note_busy(asyncio.get_running_loop().time())
-
-    def release(self) -> None:
-        """The request is over, however it ended."""
-        if not self._is_open:
-            return
-        self._stop_awaiting()
-        self._is_open = False
-        self._pool.take_back(self.backend)
-        if self._is_probe:
-            self.backend.is_probed = False
-            self._pool.wake_waiting()
-
-
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """One request in the queue: when it was received, since when it waits, for how long it may, its body,
-    whether its answer is to be streamed."""
-
-    received_at: float
-    began_at: float
-    limit: asyncio.Timeout
-    num_bytes: int
-    is_streamed: bool
 
 
 class BackendPool:
@@ -148,7 +57,7 @@ class BackendPool:
 
     routing: what the operator told last. has_list: whether a list of backends has come, even an empty one.
     max_num_seqs: how many requests a backend computes at once, as the latest of all answers said. pace: what
-    answers took.
+    answers took. can_connect: whether a connection to a URL can be made; None for tests without any.
     """
 
     def __init__(
@@ -157,6 +66,7 @@ class BackendPool:
         waiting_timeout_seconds: float = DEFAULT_WAITING_TIMEOUT_SECONDS,
         *,
         max_waiting_bytes: int = DEFAULT_MAX_WAITING_BYTES,
+        can_connect: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
         self.routing = Routing(max_waiting, waiting_timeout_seconds)
         self.max_waiting_bytes = max_waiting_bytes
@@ -166,11 +76,11 @@ class BackendPool:
         self._waiting_for = ""
         self._shares = Shares({})
         self._backends: dict[str, Backend] = {}
-        self._waiting: dict[asyncio.Future[Lease], _Turn] = {}  # ordered: oldest first
-        self._somebody_waits = asyncio.Event()
+        self._waiting = WaitingQueue()
+        self._rests = Rests(self._is_known, can_connect, self.wake_waiting)
+        self._asked_again: dict[Backend, asyncio.TimerHandle] = {}
         self._num_picks = 0
         self._num_in_flight = 0
-        self._num_waiting_bytes = 0
 
     @property
     def backends(self) -> Collection[Backend]:
@@ -195,16 +105,16 @@ class BackendPool:
     @property
     def num_waiting_bytes(self) -> int:
         """Bytes of their bodies."""
-        return self._num_waiting_bytes
+        return self._waiting.num_bytes
 
     def oldest_waiting_seconds(self) -> float:
         """How long the first in the queue has waited; 0 when nobody does."""
-        turn = next(iter(self._waiting.values()), None)
-        return 0.0 if turn is None else asyncio.get_running_loop().time() - turn.began_at
+        first = self._waiting.first
+        return 0.0 if first is None else asyncio.get_running_loop().time() - first.began_at
 
     async def demand(self) -> None:
         """Return once a request waits."""
-        await self._somebody_waits.wait()
+        await self._waiting.somebody()
 
     def update(self, entries: Sequence[BackendEntry], waiting_for: str = "") -> None:
         """Take a new list. Known backends keep their counts; those gone finish what they have in flight.
@@ -231,11 +141,12 @@ class BackendPool:
         self.routing = routing
         for backend in self._backends.values():
             backend.revision = routing.revision_of(backend.id)
-        for waiter, turn in self._waiting.items():
-            if routing.is_suspended and not waiter.done():
-                waiter.set_exception(_suspended())
+        for turn in self._waiting:
+            if routing.is_suspended and not turn.lease.done():
+                turn.lease.set_exception(_suspended())
             elif not turn.limit.expired():
-                turn.limit.reschedule(turn.received_at + routing.waiting_timeout_seconds)
+                until = max(turn.received_at + routing.waiting_timeout_seconds, turn.least_until)
+                turn.limit.reschedule(until)
         self.wake_waiting()
 
     async def acquire(
@@ -245,28 +156,33 @@ class BackendPool:
         since: float,
         num_bytes: int = 0,
         is_streamed: bool = False,
+        is_again: bool = False,
+        was_held: bool = False,
+        least_until: float = 0.0,
     ) -> Lease | None:
         """A lease on the least loaded backend outside `refused_by`, for a request received at `since`.
 
         num_bytes: of the request's body, which is held while it waits. is_streamed: whether its answer is to
-        be; the lease is told when the first piece of it is here.
+        be; the lease is told when the first piece of it is here. is_again: whether it has been sent before.
+        was_held: whether its last lease was. least_until: it may wait until then in any case.
 
         Waits where there is none, for as long as the routing allows; raises AnswerError when that passes, the
-        queue is full or the service suspended. Where `refused_by` is not empty nobody waits: a replica has
-        spoken, None says to pass it on.
+        queue is full or the service suspended. Where `refused_by` is not empty only who was held before
+        waits: a replica has spoken, None says to pass it on.
         """
         if self.routing.is_suspended:
             raise _suspended()
         if not self._waiting or refused_by:
-            lease = self._pick(refused_by, is_streamed=is_streamed)
-            if lease is not None or refused_by:
+            lease = self._pick(refused_by, is_streamed=is_streamed, was_held=was_held)
+            if lease is not None or (refused_by and not was_held):
                 return lease
-        self._check_room(num_bytes)
-        return await self._wait(since, num_bytes, is_streamed=is_streamed)
+        if not is_again:
+            self._check_room(num_bytes)
+        return await self._wait(since, least_until, num_bytes, is_streamed=is_streamed)
 
     def _check_room(self, num_bytes: int) -> None:
         """AnswerError where one more would be too many, or too much."""
-        held = self._num_waiting_bytes
+        held = self._waiting.num_bytes
         if len(self._waiting) >= self.routing.max_waiting:
             full = f"{len(self._waiting)} requests wait already"
         elif self._waiting and held + num_bytes > self.max_waiting_bytes:
@@ -283,80 +199,113 @@ class BackendPool:
             retry_after_seconds=RETRY_AFTER_SECONDS,
         )
 
-    async def _wait(self, since: float, num_bytes: int, *, is_streamed: bool) -> Lease:
+    async def _wait(self, since: float, least_until: float, num_bytes: int, *, is_streamed: bool) -> Lease:
         loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[Lease] = loop.create_future()
-        limit = asyncio.timeout_at(since + self.routing.waiting_timeout_seconds)
-        turn = self._waiting[waiter] = _Turn(since, loop.time(), limit, num_bytes, is_streamed)
-        self._num_waiting_bytes += num_bytes
-        self._somebody_waits.set()
+        now = loop.time()
+        limit = asyncio.timeout_at(max(since + self.routing.waiting_timeout_seconds, least_until))
+        turn = Turn(loop.create_future(), since, now, limit, least_until, num_bytes, is_streamed)
+        self._waiting.join(turn)
         try:
             async with limit:
-                return await waiter
+                return await turn.lease
         except BaseException as error:
             # A lease may have been handed over in the very moment of giving up: give it back.
-            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                waiter.result().release()
+            if turn.lease.done() and not turn.lease.cancelled() and turn.lease.exception() is None:
+                turn.lease.result().release()
             if not isinstance(error, TimeoutError):
                 raise
             raise AnswerError(
                 503,
                 "waiting_timeout",
-                f"no replica became ready within {loop.time() - turn.began_at:.1f} s{self._why()}; "
+                f"no replica could take it within {loop.time() - turn.began_at:.1f} s{self._why()}; "
                 "try again later",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             ) from None
         finally:
-            self._leave(waiter)
-            if not self._waiting:
-                self._somebody_waits.clear()
-
-    def _leave(self, waiter: asyncio.Future[Lease]) -> None:
-        """Out of the queue, unless it has left already."""
-        turn = self._waiting.pop(waiter, None)
-        if turn is not None:
-            self._num_waiting_bytes -= turn.num_bytes
+            self._waiting.leave(turn)
 
     def _why(self) -> str:
         return f" ({self._waiting_for})" if self._waiting_for else ""
 
     def wake_waiting(self) -> None:
         """Hand leases to those who wait, oldest first, as far as there are backends to take them."""
-        while self._waiting:
-            waiter, turn = next(iter(self._waiting.items()))
-            if not waiter.done():
-                lease = self._pick((), is_streamed=turn.is_streamed)
+        while (turn := self._waiting.first) is not None:
+            if not turn.lease.done():
+                lease = self._pick((), is_streamed=turn.is_streamed, was_held=True)
                 if lease is None:
                     return
-                waiter.set_result(lease)
-            self._leave(waiter)
+                turn.lease.set_result(lease)
+            self._waiting.leave(turn)
+        for backend in self._backends.values():
+            backend.room = None
 
-    def take_back(self, backend: Backend) -> None:
-        """One request less in flight."""
+    def take_back(self, backend: Backend, *, has_room: bool) -> None:
+        """One request less in flight. has_room: whether it is one less at the backend, too."""
         backend.take_back()
         self._num_in_flight -= 1
+        if has_room:
+            self._make_room(backend, 1)
+
+    def note_taken(self, backend: Backend, *, is_error: bool) -> None:
+        """It has begun to answer. Errors of its own make it the last choice for a while."""
+        if is_error:
+            seconds = min(FAILED_SECONDS * 2**backend.num_failures, LONGEST_FAILED_SECONDS)
+            backend.busy_until = asyncio.get_running_loop().time() + seconds
+            backend.num_failures = min(backend.num_failures + 1, 16)
+        else:
+            backend.num_failures = 0
+        self._make_room(backend, 2)
+
+    def note_busy(self, backend: Backend, *, has_no_room: bool) -> None:
+        """It answered 503. has_no_room: to one who had waited."""
+        loop = asyncio.get_running_loop()
+        backend.note_busy(loop.time())
+        if has_no_room:
+            backend.room = 0
+            # Of many that it refuses together only the first counts.
+            if backend not in self._asked_again:
+                self._asked_again[backend] = loop.call_later(BUSY_SECONDS, self._ask_again, backend)
+
+    def _ask_again(self, backend: Backend) -> None:
+        del self._asked_again[backend]
+        if backend.room == 0:
+            self._make_room(backend, 1)
+
+    def _make_room(self, backend: Backend, number: int) -> None:
+        if backend.room is not None:
+            backend.room += number
+            self.wake_waiting()
 
     def let_rest(self, backend: Backend) -> None:
-        """Leave `backend` alone for a while, twice as long as the last time it needed it."""
-        backend.is_suspect = backend.is_resting = True
-        backend.num_late = 0.0
-        backend.is_probed = False
-        backend.rest_seconds = min(backend.rest_seconds * 2 or FIRST_REST_SECONDS, LONGEST_REST_SECONDS)
-        # The timer alone ends the rest; comparing times would trust it to be exact, which it is not.
-        asyncio.get_running_loop().call_later(backend.rest_seconds, self._end_rest, backend)
+        """It could not be reached."""
+        self._rests.begin(backend)
 
-    def _end_rest(self, backend: Backend) -> None:
-        backend.is_resting = False
-        self.wake_waiting()
+    def trust(self, backend: Backend) -> None:
+        """A connection to it stands."""
+        self._rests.end(backend)
 
-    def _pick(self, refused_by: Collection[Backend], *, is_streamed: bool) -> Lease | None:
+    def close(self) -> None:
+        """Nobody is tried or asked any more."""
+        self._rests.close()
+        for timer in self._asked_again.values():
+            timer.cancel()
+
+    def _is_known(self, backend: Backend) -> bool:
+        return self._backends.get(backend.id) is backend
+
+    def _pick(
+        self, refused_by: Collection[Backend], *, is_streamed: bool, was_held: bool = False
+    ) -> Lease | None:
+        now = asyncio.get_running_loop().time()
+        is_enough = len(refused_by) >= MOST_REFUSALS
         able = [
             backend
             for backend in self._backends.values()
             if backend.state == "ready"
-            and not backend.is_resting
-            and not backend.is_probed
+            and not backend.is_suspect
             and backend not in refused_by
+            and not (is_enough and now < backend.busy_until)
+            and not (was_held and backend.room == 0)
         ]
         if not able:
             return None
@@ -366,15 +315,15 @@ class BackendPool:
         for backend in able:
             if backend.max_num_seqs is None:
                 backend.max_num_seqs = self.max_num_seqs
-        now = asyncio.get_running_loop().time()
         best = min(able, key=lambda one: one.rank(self.pace, now))
         self._num_picks += 1
         best.last_picked = self._num_picks
         best.in_flight += 1
         best.num_unanswered += is_streamed
+        if best.room:
+            best.room -= 1
         self._num_in_flight += 1
-        best.is_probed = best.is_suspect
-        return Lease(self, best, is_probe=best.is_probed, is_streamed=is_streamed)
+        return Lease(self, best, was_held=was_held, is_streamed=is_streamed)
 
 
 def _suspended() -> AnswerError:

@@ -5,8 +5,9 @@
 
 Another attempt follows only a failure to connect, a connection proven to have been closed before the request
 arrived, a replica's own 503 with Retry-After, or its death before the first byte of its answer's body; no
-replica is asked again after its 503, and when all have said it the last one is passed on. Two replicas that
-die of one request are enough: it may be the cause. Nothing is sent again once a byte has gone to the client.
+replica is asked again after its 503, and when all have said it, to this request or to others just now, the
+last one is passed on. Who had waited for a replica waits on instead. Two replicas that die of one request are
+enough: it may be the cause. Nothing is sent again once a byte has gone to the client.
 
 Waiting is counted from the request's last byte: how slowly a client uploads is not the service's latency.
 """
@@ -33,9 +34,11 @@ from headway_gateway.errors import (
     ReplicaDiedError,
 )
 from headway_gateway.exchange import Exchange
+from headway_gateway.lease import Lease
 from headway_gateway.metrics import Latencies
-from headway_gateway.pool import BackendPool, Lease
+from headway_gateway.pool import BackendPool
 from headway_gateway.relay import ClientGoneError, Relay
+from headway_gateway.rests import LONGEST_REST_SECONDS
 from headway_gateway.upstream import Upstream, read_refusal
 
 REPLICA_DIED: Literal["replica_died"] = "replica_died"
@@ -142,9 +145,16 @@ class Proxy:
                 since=exchange.received_at or 0.0,
                 num_bytes=len(exchange.body or b""),
                 is_streamed=is_streamed,
+                is_again=exchange.retry_reason is not None,
+                was_held=exchange.was_held,
+                least_until=exchange.least_until,
             )
             if lease is None:
                 return self._pass_on_refusal(exchange)
+            if lease.was_held:
+                # Whoever had no room may have by now.
+                exchange.was_held = True
+                exchange.refused_by.clear()
             with lease:
                 try:
                     upstream = await self._send(exchange, lease)
@@ -155,6 +165,7 @@ class Proxy:
                             lease.mark_busy()
                             await self._note_refusal(exchange, lease.backend, upstream)
                             continue
+                        lease.mark_taken(is_error=upstream.status >= 500)
                         late_share = headers.late_share_of(upstream.headers)
                         if late_share is not None:
                             lease.mark_late_share(late_share)
@@ -198,6 +209,7 @@ class Proxy:
             return None
         except AnswerError:
             self._counters.count_accepted(backend.revision, is_error=True)
+            lease.mark_taken(is_error=True)
             raise
 
     async def _relay(
@@ -225,6 +237,8 @@ class Proxy:
         if exchange.has_lost_a_replica:
             raise AnswerError(502, REPLICA_DIED, str(error)) from error
         exchange.has_lost_a_replica = True
+        # It may have been under way for longer than anybody may wait: a replica needs time to come back.
+        exchange.least_until = asyncio.get_running_loop().time() + LONGEST_REST_SECONDS + 1.0
         self._note_attempt(exchange, lease.backend, REPLICA_DIED, str(error))
 
     async def _note_refusal(

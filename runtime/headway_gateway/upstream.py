@@ -133,6 +133,20 @@ class Upstream:
             attempt.close()
 
 
+async def can_connect(url: str) -> bool:
+    """Whether somebody takes a connection there, which is closed at once."""
+    parsed = URL(url)
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
+            _, writer = await asyncio.open_connection(parsed.host, parsed.port)
+    except OSError:  # a timeout among them
+        return False
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return True
+
+
 async def read_refusal(response: aiohttp.ClientResponse) -> bytes | None:
     """The body of a replica's 503, to be passed on later; None where it does not come soon and short."""
     try:

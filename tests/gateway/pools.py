@@ -3,7 +3,8 @@
 import asyncio
 
 from headway_gateway.backend import BackendEntry
-from headway_gateway.pool import BackendPool, Lease
+from headway_gateway.lease import Lease
+from headway_gateway.pool import BackendPool
 
 
 def ready(*names: str) -> list[BackendEntry]:

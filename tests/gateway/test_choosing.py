@@ -12,11 +12,12 @@ from tests.gateway.pools import pool_of, ready, take, wait_for
 
 from headway_gateway.backend import BackendEntry
 from headway_gateway.load import Pace
+from headway_gateway.pool import BackendPool
 
 if TYPE_CHECKING:
     from tests.gateway.conftest import StartGateway, StartReplica
 
-    from headway_gateway.pool import BackendPool, Lease
+    from headway_gateway.lease import Lease
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -206,31 +207,59 @@ async def test_an_id_that_moves_to_another_address_is_a_new_backend() -> None:
     assert len(held) == 4
 
 
-async def test_an_unreachable_backend_is_probed_by_one_request_at_a_time() -> None:
-    pool = pool_of("a")
+async def test_an_unreachable_backend_is_tried_before_anybody_is_given_to_it() -> None:
+    tried: list[str] = []
+
+    async def can_connect(url: str) -> bool:
+        tried.append(url)
+        return len(tried) > 2
+
+    pool = BackendPool(100, can_connect=can_connect)
+    pool.update(ready("a", "b"))
     with await take(pool) as lease:
         lease.mark_unreachable()
-    tasks = [asyncio.create_task(take(pool)) for _ in range(3)]
-    probe = await tasks[0]
-    assert pool.num_waiting == 2
-    probe.mark_unreachable()
-    probe.release()
-    second_probe = await tasks[1]
-    assert pool.num_waiting == 1
-    second_probe.mark_reached()
-    await tasks[2]
-    assert (await take(pool)).backend.id == "a"
+    assert [(await take(pool)).backend.id for _ in range(3)] == ["b", "b", "b"]
+    while len(tried) < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert (await take(pool)).backend.id == "b"
+    pool.update(ready("a"))
+    held = [asyncio.create_task(take(pool)) for _ in range(3)]
+    assert {(await one).backend.id for one in held} == {"a"}
+    assert tried == ["http://a:1"] * 3
 
 
-async def test_a_probe_that_is_given_up_lets_the_next_one_probe() -> None:
-    pool = pool_of("a")
+async def test_a_backend_that_has_left_the_list_is_tried_no_more() -> None:
+    tried: list[str] = []
+
+    async def can_connect(url: str) -> bool:
+        tried.append(url)
+        return False
+
+    pool = BackendPool(100, can_connect=can_connect)
+    pool.update(ready("a", "b"))
     with await take(pool) as lease:
         lease.mark_unreachable()
-    probe = await take(pool)
+    pool.update([BackendEntry("a", "http://elsewhere:1", "ready")])
+    await asyncio.sleep(0.3)
+    assert tried == []
+    assert (await take(pool)).backend.url == "http://elsewhere:1"
+    with await take(pool) as lease:
+        lease.mark_unreachable()
+    pool.close()
+    await asyncio.sleep(0.3)
+    assert tried == []
+
+
+async def test_a_connection_that_stands_after_all_ends_the_rest() -> None:
+    pool = BackendPool(100, can_connect=lambda url: pytest.fail("it is known to be back"))
+    pool.update(ready("a"))
+    first, second = await take(pool), await take(pool)
+    first.mark_unreachable()
     waiting = asyncio.create_task(take(pool))
     await wait_for(pool, 1)
-    probe.release()
+    second.mark_reached()
     assert (await waiting).backend.id == "a"
+    await asyncio.sleep(0.2)
 
 
 async def test_many_failures_at_once_count_as_one() -> None:
@@ -258,3 +287,33 @@ async def test_real_load_is_spread_by_what_is_in_flight_not_by_turns(
     await stream.head()
     await stream.end()
     (await stuck).close()
+
+
+async def test_a_replica_that_is_quick_with_errors_is_chosen_last(
+    start_replica: StartReplica, start_gateway: StartGateway, client: aiohttp.ClientSession
+) -> None:
+    broken, slow = await start_replica("broken"), await start_replica("slow")
+    broken.answers(500, {"error": {"message": "not finite"}})
+    slow.streams_by_hand()
+    gateway = await start_gateway(broken, slow)
+
+    async def post() -> int:
+        async with client.post(f"{gateway.url}/v1/completions", json={}) as response:
+            return response.status
+
+    assert await post() == 500
+    stuck = [asyncio.create_task(post()) for _ in range(4)]
+    streams = [await slow.next_stream() for _ in stuck]
+    assert len(broken.requests) == 1
+    for stream in streams:
+        await stream.head()
+        await stream.end()
+    assert [await one for one in stuck] == [200] * 4
+    # Alone it is asked all the same.
+    gateway.application.pool.update([broken.entry()])
+    assert await post() == 500
+    (backend,) = gateway.application.pool.backends
+    assert backend.num_failures == 2
+    broken.answers()
+    assert await post() == 200
+    assert backend.num_failures == 0

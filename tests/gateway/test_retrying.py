@@ -95,6 +95,21 @@ async def test_the_last_refusal_is_passed_on_with_its_retry_after(
     assert gateway.counters == {"received": 1, "rejected": 1, "retried": 1, **none}
 
 
+async def test_where_all_are_full_few_are_asked(
+    start_replica: StartReplica, start_gateway: StartGateway, client: aiohttp.ClientSession
+) -> None:
+    replicas = [await start_replica(f"full-{number}") for number in range(8)]
+    for replica in replicas:
+        replica.refuses()
+    gateway = await start_gateway(*replicas)
+    assert (await post(client, gateway.url))[0] == 503
+    asked = [len(replica.requests) for replica in replicas]
+    assert asked == [1] * 8
+    # All have said it just now: three more are as good as eight.
+    assert (await post(client, gateway.url))[0] == 503
+    assert sum(len(replica.requests) for replica in replicas) == 11
+
+
 async def test_a_503_without_retry_after_is_the_answer(
     start_replica: StartReplica, start_gateway: StartGateway, client: aiohttp.ClientSession
 ) -> None:

@@ -17,7 +17,8 @@ import pytest
 
 from headway_gateway.backend import BackendEntry
 from headway_gateway.errors import AnswerError, RoutingError
-from headway_gateway.pool import BackendPool, Lease
+from headway_gateway.lease import Lease
+from headway_gateway.pool import BackendPool
 from headway_gateway.routing import Routing, parse_routing
 
 if TYPE_CHECKING:

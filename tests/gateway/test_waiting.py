@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
+from tests.gateway.conftest import Replica
 from tests.gateway.pools import pool_of, ready, take, wait_for
 
 from headway_gateway.backend import BackendEntry
 from headway_gateway.errors import AnswerError
-from headway_gateway.pool import BackendPool, Lease
+from headway_gateway.lease import Lease
+from headway_gateway.pool import BackendPool
 
 if TYPE_CHECKING:
     from tests.gateway.conftest import StartGateway, StartReplica
@@ -46,10 +49,11 @@ async def test_a_newcomer_does_not_overtake_those_who_wait() -> None:
     first = asyncio.create_task(take(pool))
     await wait_for(pool, 1)
     (backend,) = pool.backends
-    backend.is_resting = False  # its rest is over, but nobody has been woken yet
+    backend.is_suspect = False  # its rest is over, but nobody has been woken yet
     newcomer = asyncio.create_task(take(pool))
     await wait_for(pool, 2)
-    (await first).mark_reached()
+    pool.wake_waiting()
+    assert (await first).was_held
     await newcomer
 
 
@@ -252,3 +256,116 @@ async def test_prompts_of_those_who_waited_count_as_soon_as_they_are_given_away(
     given = Counter([lease.backend.id for lease in await asyncio.gather(*tasks)])
     assert given == {"b": 11, "a": 9}
     assert {one.id: one.num_unanswered for one in pool.backends} == given
+
+
+async def test_who_comes_back_from_a_replica_is_where_it_was_in_the_queue_however_full() -> None:
+    pool = pool_of(max_waiting=3)
+    now = asyncio.get_running_loop().time()
+
+    async def wait(since: float, *, is_again: bool = False) -> Lease | None:
+        return await pool.acquire(refused_by=(), since=since, is_again=is_again)
+
+    held = [asyncio.create_task(wait(now - 3 + number)) for number in range(3)]
+    await wait_for(pool, 3)
+    back = asyncio.create_task(wait(now - 4, is_again=True))
+    await wait_for(pool, 4)
+    with pytest.raises(AnswerError, match="4 requests wait already"):
+        await wait(now)
+    order: list[int] = []
+    for number, task in enumerate([back, *held]):
+        task.add_done_callback(lambda _, number=number: order.append(number))  # type: ignore[misc]
+    pool.update(ready("a"))
+    await asyncio.gather(back, *held)
+    assert order == [0, 1, 2, 3]
+
+
+async def test_who_comes_back_late_has_time_for_a_replica_to_come_back() -> None:
+    pool = pool_of()
+    long_ago = asyncio.get_running_loop().time() - 1000.0
+    with pytest.raises(AnswerError):
+        await pool.acquire(refused_by=(), since=long_ago)
+    until = asyncio.get_running_loop().time() + 30.0
+    back = asyncio.create_task(pool.acquire(refused_by=(), since=long_ago, least_until=until))
+    await wait_for(pool, 1)
+    pool.route(replace(pool.routing, waiting_timeout_seconds=1.0))
+    await asyncio.sleep(0.05)
+    pool.update(ready("a"))
+    lease = await back
+    assert lease is not None
+    assert lease.backend.id == "a"
+
+
+async def test_whom_the_first_replica_has_no_room_for_waits_on(
+    start_replica: StartReplica, start_gateway: StartGateway, client: aiohttp.ClientSession
+) -> None:
+    """A service that wakes up: sixty wait, the first replica takes ten, the second comes a moment later."""
+    first, second = await start_replica("first"), await start_replica("second")
+    gateway = await start_gateway()
+    pool = gateway.application.pool
+    taken = refused = 0
+    let_go = asyncio.Event()
+    answer, refuse = first.behaviour, Replica("first")
+    refuse.refuses()
+
+    async def take_ten(*request: Any) -> None:
+        nonlocal taken, refused
+        if taken == 10:
+            refused += 1
+            await refuse.behaviour(*request)
+            return
+        taken += 1
+        await let_go.wait()
+        taken -= 1
+        await answer(*request)
+
+    first.behaviour = take_ten
+
+    async def post() -> int:
+        async with client.post(f"{gateway.url}/v1/completions", json={}) as response:
+            return response.status
+
+    requests = [asyncio.create_task(post()) for _ in range(60)]
+    await gateway.until(lambda: pool.num_waiting == 60)
+    pool.update([first.entry()])
+    await gateway.until(lambda: taken == 10 and pool.num_waiting == 50)
+    assert refused == 50
+    # It is asked again now and then, by one at a time.
+    await gateway.until(lambda: refused == 52)
+    assert pool.num_waiting >= 49
+    newcomer = asyncio.create_task(post())
+    pool.update([first.entry(), second.entry()])
+    await gateway.until(lambda: pool.num_waiting == 0)
+    await gateway.until(lambda: len(second.requests) >= 49)
+    let_go.set()
+    assert await asyncio.gather(*requests, newcomer) == [200] * 61
+    assert gateway.counters["rejected"] == 0
+
+
+async def test_a_replica_that_had_no_room_is_given_more_as_it_has() -> None:
+    pool = pool_of()
+    held = [asyncio.create_task(take(pool)) for _ in range(12)]
+    await wait_for(pool, 12)
+    pool.update(ready("a"))
+    leases = await asyncio.gather(*held)
+
+    async def wait_on(lease: Lease) -> Lease | None:
+        since = asyncio.get_running_loop().time()
+        return await pool.acquire(refused_by=[lease.backend], since=since, is_again=True, was_held=True)
+
+    refused = []
+    for lease in leases[2:]:
+        lease.mark_busy()
+        refused.append(asyncio.create_task(wait_on(lease)))
+        lease.release()
+    await wait_for(pool, 10)
+    leases[0].mark_taken(is_error=False)  # two for one that it takes
+    assert pool.num_waiting == 8
+    leases[0].release()  # and one for one that it has answered
+    assert pool.num_waiting == 7
+    # Who gets a turn and makes no use of it leaves it to the next.
+    for task in refused:
+        given = await task
+        assert given is not None
+        given.release()
+    assert pool.num_waiting == 0
+    assert next(iter(pool.backends)).room is None
