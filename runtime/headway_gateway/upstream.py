@@ -139,7 +139,7 @@ async def can_connect(url: str) -> bool:
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
             _, writer = await asyncio.open_connection(parsed.host, parsed.port)
-    except OSError:  # a timeout among them
+    except (OSError, ValueError):  # a timeout among them, and a host that is no name
         return False
     writer.close()
     with contextlib.suppress(OSError):
