@@ -49,7 +49,7 @@ class Relay:
         """
         try:
             self._first = await upstream.content.readany()
-        except TimeoutError as error:
+        except aiohttp.SocketTimeoutError as error:
             raise _broken(error) from error
         except (aiohttp.ClientError, OSError) as error:
             raise ReplicaDiedError(
@@ -144,6 +144,7 @@ class Relay:
 
 
 def _broken(error: Exception) -> BrokenStreamError:
-    if isinstance(error, TimeoutError):
+    # Ours alone: the kernel's own TimeoutError (ETIMEDOUT) says that the replica's node is gone.
+    if isinstance(error, aiohttp.SocketTimeoutError):
         return BrokenStreamError("replica_timeout", "the replica stopped sending in the middle of its answer")
     return BrokenStreamError("replica_died", "the replica closed the connection in the middle of its answer")

@@ -5,19 +5,21 @@ Four ends: a response whose head has arrived; NotAcceptedError, when no replica 
 connection; AnswerError, when it is silent or says what is no answer. Never tries twice.
 
 Connections are kept alive for less long than replicas keep theirs (75 s), so that it is this side
-which lets go of idle ones.
+which lets go of idle ones. A node that is lost closes none: where nothing of it, not even an acknowledgement,
+comes for `LOST_NODE_SECONDS`, the kernel ends the connection, and that is a death like any other.
 """
 
 import asyncio
 import contextlib
 import io
+import socket
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 import aiohttp
 from aiohttp.client_reqrep import ClientRequest
-from aiohttp.connector import Connection
+from aiohttp.connector import AddrInfoType, Connection
 from aiohttp.tracing import Trace
 from multidict import CIMultiDict
 from yarl import URL
@@ -27,6 +29,8 @@ from headway_gateway.evidence import Evidence
 
 CONNECT_TIMEOUT_SECONDS = 2.0
 KEEP_ALIVE_SECONDS = 30.0
+LOST_NODE_SECONDS = 15
+PROBE_SECONDS = 5
 # aiohttp warns of longer bodies as bytes; as a file they go out in pieces.
 LARGEST_BODY_AS_BYTES = 1024 * 1024
 LONGEST_REFUSAL_BYTES = 64 * 1024
@@ -71,13 +75,39 @@ class WitnessConnector(aiohttp.TCPConnector):
         return connection
 
 
+def make_connector() -> WitnessConnector:
+    """The connector of a gateway: as many connections as there are requests, each of them watched."""
+    return WitnessConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS, socket_factory=_watched_socket)
+
+
+def _watched_socket(address: AddrInfoType) -> socket.socket:
+    """A socket whose connection the kernel ends where the other side's kernel is gone."""
+    family, kind, protocol, _, _ = address
+    watched = socket.socket(family, kind, protocol)
+    try:
+        watched.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (
+            ("TCP_KEEPIDLE", PROBE_SECONDS),
+            ("TCP_KEEPINTVL", PROBE_SECONDS),
+            ("TCP_KEEPCNT", LOST_NODE_SECONDS // PROBE_SECONDS - 1),
+            # Where data is under way nothing is probed.
+            ("TCP_USER_TIMEOUT", LOST_NODE_SECONDS * 1000),
+        ):
+            if hasattr(socket, name):  # each platform lacks another one
+                watched.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    except BaseException:
+        watched.close()
+        raise
+    return watched
+
+
 class Upstream:
     """The connections to all replicas. Open it inside the running loop, close it at the end."""
 
     def __init__(self, idle_timeout_seconds: float, connector: aiohttp.TCPConnector | None = None) -> None:
         self._idle_timeout_seconds = idle_timeout_seconds
         self._session = aiohttp.ClientSession(
-            connector=connector or WitnessConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
+            connector=connector or make_connector(),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             skip_auto_headers=_OWN_HEADERS,
