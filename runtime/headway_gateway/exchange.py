@@ -20,7 +20,7 @@ class Exchange:
     relay: Relay
     # Without a limit at first; shutting down sets it, which ends the exchange wherever it is.
     limit: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
-    body: bytes | None = None
+    body: bytes | None = None  # until its answer begins
     received_at: float | None = None
     head_at: float = 0.0  # of the latest answer
     is_over: bool = False

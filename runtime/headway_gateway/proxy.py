@@ -174,6 +174,7 @@ class Proxy:
                             lease.mark_max_num_seqs(max_num_seqs)
                         exchange.head_at = asyncio.get_running_loop().time()
                         await exchange.relay.await_first(upstream)
+                        exchange.body = None  # no other replica will be sent it, and answers may take minutes
                         # What says how many it computes at once is the answer to a generation.
                         lease.mark_answered(is_measured=max_num_seqs is not None)
                         response = await self._relay(exchange, upstream, lease.backend.revision)
