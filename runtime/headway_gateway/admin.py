@@ -22,7 +22,8 @@ from headway_gateway.pool import BackendPool
 
 ISSUER = "headway-operator"
 LONGEST_LIFE_SECONDS = 60
-LEEWAY_SECONDS = 5
+LEEWAY_SECONDS = 60  # by which the clocks of two nodes may differ
+CLOCK_REMEDY = f"set the operator's clock and this node's, {LEEWAY_SECONDS} s apart at most"
 _PEM_BLOCK = re.compile(rb"-----BEGIN PUBLIC KEY-----.+?-----END PUBLIC KEY-----", re.DOTALL)
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,8 @@ class AdminKeys:
                 claims = self._decode(token.strip(), key)
             except jwt.InvalidSignatureError as error:
                 failure = error  # another key may have signed it
+            except (jwt.ExpiredSignatureError, jwt.ImmatureSignatureError) as error:
+                raise TokenError(f"the admin token is not accepted: {error}; {CLOCK_REMEDY}") from None
             except jwt.InvalidTokenError as error:
                 raise TokenError(f"the admin token is not accepted: {error}") from None
             else:

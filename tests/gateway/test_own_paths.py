@@ -304,6 +304,27 @@ def test_a_token_with_a_wrong_claim_is_refused(
         keys.verify(f"Bearer {token(key, **changes)}")
 
 
+@pytest.mark.parametrize("seconds_ahead", [-100, -50, 50])
+def test_the_operators_clock_may_differ_by_a_minute(
+    seconds_ahead: int, key_file: Path, make_key: MakeKey
+) -> None:
+    key = make_key()
+    key_file.write_bytes(key.public_pem)
+    then = int(time.time()) + seconds_ahead
+    AdminKeys(key_file, AUDIENCE).verify(f"Bearer {token(key, iat=then, exp=then + 60)}")
+
+
+@pytest.mark.parametrize("seconds_ahead", [-200, 90])
+def test_a_token_of_a_clock_further_off_is_refused_with_what_to_do(
+    seconds_ahead: int, key_file: Path, make_key: MakeKey
+) -> None:
+    key = make_key()
+    key_file.write_bytes(key.public_pem)
+    then = int(time.time()) + seconds_ahead
+    with pytest.raises(TokenError, match="set the operator's clock"):
+        AdminKeys(key_file, AUDIENCE).verify(f"Bearer {token(key, iat=then, exp=then + 60)}")
+
+
 @pytest.mark.parametrize(
     "header", [None, "", "Bearer", "Bearer ", "Basic eDp5", "Bearer nonsense", "Bearer a.b.c"]
 )

@@ -19,8 +19,9 @@ from headway_runtime.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 ISSUER = "headway-operator"
-LEEWAY_SECONDS = 5
+LEEWAY_SECONDS = 60  # by which the clocks of two nodes may differ
 LONGEST_LIFETIME_SECONDS = 60
+CLOCK_REMEDY = f"set the operator's clock and this node's, {LEEWAY_SECONDS} s apart at most"
 _PEM_BLOCK = re.compile(rb"-----BEGIN [^-]+-----.+?-----END [^-]+-----", re.DOTALL)
 
 
@@ -59,6 +60,8 @@ class AdminTokens:
             except jwt.InvalidSignatureError as error:
                 reason = str(error)
                 continue  # signed by another of the keys, perhaps
+            except (jwt.ExpiredSignatureError, jwt.ImmatureSignatureError) as error:
+                return f"the admin token is not accepted: {error}; {CLOCK_REMEDY}"
             except jwt.InvalidTokenError as error:
                 return f"the admin token is not accepted: {error}"
             if claims["exp"] > time.time() + LONGEST_LIFETIME_SECONDS + LEEWAY_SECONDS:
