@@ -1,6 +1,7 @@
 """Which path does what: the OpenAI API goes to a replica, the gateway's own paths are answered here."""
 
 import json
+import time
 import uuid
 from collections.abc import Callable
 
@@ -64,6 +65,10 @@ class Application:
     def note_backend_list_error(self) -> None:
         """A list of backends could not be had; the pool keeps the last."""
         self.counters.backend_list_errors += 1
+
+    def note_backend_list_seen(self) -> None:
+        """The list of backends that the pool has is the current one."""
+        self.counters.backend_list_seen_at = time.monotonic()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer any request."""

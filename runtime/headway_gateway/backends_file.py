@@ -34,17 +34,23 @@ class Table:
 
 
 class BackendsFile:
-    """Watches one table and hands every good version of it to `on_list`, every bad one to `on_error`."""
+    """Watches one table and hands every good version of it to `on_list`, every bad one to `on_error`.
+
+    `on_seen` is called at each look that finds the last good version still there.
+    """
 
     def __init__(
         self,
         path: Path,
         on_list: Callable[[Sequence[BackendEntry], str], None],
         on_error: Callable[[], None],
+        on_seen: Callable[[], None] = lambda: None,
     ) -> None:
         self._path = path
         self._on_list = on_list
         self._on_error = on_error
+        self._on_seen = on_seen
+        self._is_good = False
         self._seen: tuple[int, int, int] | str | None = None
 
     async def run(self) -> None:
@@ -61,8 +67,10 @@ class BackendsFile:
         except OSError as error:
             signature = f"{type(error).__name__}: {error}"
         if signature == self._seen:
+            if self._is_good:
+                self._on_seen()
             return
-        self._seen = signature
+        self._seen, self._is_good = signature, False
         try:
             if isinstance(signature, str):
                 raise BackendListError(f"--backends-file {str(self._path)!r} cannot be read: {signature}")
@@ -72,6 +80,8 @@ class BackendsFile:
             log.warning("kept the last good list of backends: %s", error)
             return
         self._on_list(table.entries, table.waiting_for)
+        self._is_good = True
+        self._on_seen()
 
 
 def parse_table(content: bytes) -> Table:

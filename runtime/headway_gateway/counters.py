@@ -17,6 +17,7 @@ By revision: `requests` that one of its replicas accepted, and `errors` among th
 a 503 with Retry-After, which another one may take), or an answer that broke off.
 """
 
+import time
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -45,6 +46,7 @@ class Counters:
     retried: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
     backend_list_errors: int = 0
+    backend_list_seen_at: float = field(default_factory=time.monotonic)  # the start, where none has come
     by_revision: dict[str, RevisionCounts] = field(default_factory=dict)
 
     def count_accepted(self, revision: str, *, is_error: bool) -> None:

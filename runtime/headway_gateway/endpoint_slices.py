@@ -45,17 +45,22 @@ _RECOVERABLE = (aiohttp.ClientError, client.ApiException, BackendListError, OSEr
 
 
 class EndpointSliceWatch:
-    """Keeps the pool on the current endpoints of one Service; hands every list to `on_list`."""
+    """Keeps the pool on the current endpoints of one Service; hands every list to `on_list`.
+
+    `on_seen` is called whenever the API server has said that the last list is the current one.
+    """
 
     def __init__(
         self,
         service: ServiceReference,
         on_list: Callable[[Sequence[BackendEntry]], None],
         on_error: Callable[[], None],
+        on_seen: Callable[[], None] = lambda: None,
     ) -> None:
         self._service = service
         self._on_list = on_list
         self._on_error = on_error
+        self._on_seen = on_seen
         self._slices: dict[str, Slice] = {}
 
     async def run(self) -> None:
@@ -99,6 +104,7 @@ class EndpointSliceWatch:
             response.close()
         self._slices = {_name(item): item for item in answer.get("items") or []}
         self._publish()
+        self._on_seen()
         return _resource_version(answer)
 
     async def _watch(self, api: client.DiscoveryV1Api, version: str) -> str:
@@ -114,8 +120,10 @@ class EndpointSliceWatch:
         )
         try:
             _check_status(response.status)
+            self._on_seen()
             async for line in response.content:
                 version = self._apply(_parse(line))
+                self._on_seen()
         finally:
             response.close()
         return version

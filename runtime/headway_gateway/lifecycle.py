@@ -13,12 +13,13 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 
 from aiohttp import web
 
 from headway_gateway.application import Application
+from headway_gateway.backend_lists import follow
 from headway_gateway.config import GatewayConfig
 from headway_gateway.errors import ConfigError
 from headway_gateway.http_server import LONGEST_HEADER_BYTES, Server
@@ -32,13 +33,16 @@ log = logging.getLogger(__name__)
 
 
 async def serve(config: GatewayConfig, version: str) -> int:
-    """Run the gateway until it is told to end; the exit status. Raises ConfigError before it listens."""
+    """Run the gateway until it is told to end; the exit status.
+
+    Raises ConfigError where a flag is wrong, BackendListError where not even a first list can be followed.
+    """
     watch_lifeline(config.lifeline_fd)
     application = Application(config, version)
     signals = _Signals()
     runner = web.ServerRunner(make_server(application), shutdown_timeout=LAST_WORDS_SECONDS)
     try:
-        source = asyncio.create_task(_watch_backends(config, application), name="backends")
+        source = asyncio.create_task(follow(config, application), name="backends")
         listener = listen(config.host, config.port)
         await runner.setup()
         await web.SockSite(runner, listener, backlog=BACKLOG).start()
@@ -50,7 +54,7 @@ async def serve(config: GatewayConfig, version: str) -> int:
         done, _ = await asyncio.wait((first, source), return_when=asyncio.FIRST_COMPLETED)
         if source in done:
             first.cancel()
-            source.result()  # raises: nothing but an error ends it
+            source.result()  # raises: only an error before the first list ends it
         await drain(application.proxy, config.drain_timeout_seconds, signals.second)
         source.cancel()
         return 0
@@ -156,19 +160,3 @@ class _Signals:
 
     def _note(self) -> None:
         (self.second if self.first.is_set() else self.first).set()
-
-
-def _watch_backends(config: GatewayConfig, application: Application) -> Coroutine[None, None, None]:
-    if config.backends_file is not None:
-        from headway_gateway.backends_file import BackendsFile
-
-        return BackendsFile(
-            config.backends_file, application.pool.update, application.note_backend_list_error
-        ).run()
-    assert config.kubernetes_service is not None, "the parser requires one of the two"
-    # Imported here: the Kubernetes client costs a second and much memory, and the local world has none.
-    from headway_gateway.endpoint_slices import EndpointSliceWatch
-
-    return EndpointSliceWatch(
-        config.kubernetes_service, application.pool.update, application.note_backend_list_error
-    ).run()

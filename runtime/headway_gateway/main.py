@@ -1,12 +1,13 @@
 """`headway gateway`: stand in front of a service's replicas; Headway starts it itself."""
 
 import asyncio
+import logging
 import sys
 
 from headway import __version__
 from headway.event_loop import loop_factory
 from headway_gateway.config import parse_config
-from headway_gateway.errors import ConfigError
+from headway_gateway.errors import BackendListError, ConfigError
 from headway_gateway.json_log import set_up_logging
 from headway_gateway.lifecycle import serve
 
@@ -21,3 +22,7 @@ def main(argv: list[str]) -> int:
     except ConfigError as error:
         print(f"headway gateway: {error}", file=sys.stderr)
         return 2
+    except BackendListError as error:
+        logging.getLogger(__name__).exception("ended: the list of backends cannot be followed")
+        print(f"headway gateway: {error}", file=sys.stderr)
+        return 1

@@ -1,6 +1,7 @@
 """The gateway's numbers for Prometheus, all `headway_gateway_*`; read from their owners when scraped."""
 
 import contextlib
+import time
 from collections import Counter as Tally
 from collections.abc import Collection, Iterator
 
@@ -69,6 +70,11 @@ class StateCollector(Collector):
         yield _tally("requests_failed", "Answers that broke off after their head.", counters.failed)
         yield _counter(
             "backend_list_errors", "Backend lists that could not be read.", counters.backend_list_errors
+        )
+        yield GaugeMetricFamily(
+            "headway_gateway_backend_list_age_seconds",
+            "How long ago the backend list was known to be the current one.",
+            time.monotonic() - counters.backend_list_seen_at,
         )
         yield from self._collect_revisions()
         yield from self._collect_pool()
