@@ -124,6 +124,7 @@ class _Routing(Struct, frozen=True):
 class _RevisionTotals(Struct, frozen=True):
     requests: Count
     errors: Count
+    client_aborted: Count = 0  # absent from a gateway of before it was counted
 
 
 class _GatewayWire(Struct, frozen=True):
@@ -208,7 +209,10 @@ def parse_gateway_sample(body: bytes, taken_at: float) -> GatewaySample:
         in_flight=wire.gauges.in_flight,
         counters=wire.counters,
         routing=None if wire.routing is None else _routing(wire.routing),
-        revisions={name: RevisionTotals(one.requests, one.errors) for name, one in wire.revisions.items()},
+        revisions={
+            name: RevisionTotals(one.requests, one.errors, one.client_aborted)
+            for name, one in wire.revisions.items()
+        },
     )
 
 

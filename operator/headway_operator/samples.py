@@ -104,10 +104,14 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class RevisionTotals:
-    """What a gateway counted of one revision: requests that its replicas accepted, and those that failed."""
+    """What a gateway counted of one revision: requests that its replicas accepted, and those that failed.
+
+    client_aborted: beside them, those whose client went away before a replica's answer began.
+    """
 
     requests: int
     errors: int
+    client_aborted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,11 @@ def sample(counters: Counters, pool: BackendPool, *, instance: str, uptime_secon
         "counters": counters.totals(),
         "routing": pool.routing.to_dict(),
         "revisions": {
-            revision: {"requests": counts.requests, "errors": counts.errors}
+            revision: {
+                "requests": counts.requests,
+                "errors": counts.errors,
+                "client_aborted": counts.client_aborted,
+            }
             for revision, counts in counters.by_revision.items()
         },
     }

@@ -14,7 +14,9 @@ Each received request ends in exactly one of `finished`, `rejected`, `failed` an
 - client_aborted: the client went away first.
 
 By revision: `requests` that one of its replicas accepted, and `errors` among them: no answer, a 5xx (but for
-a 503 with Retry-After, which another one may take), or an answer that broke off.
+a 503 with Retry-After, which another one may take), or an answer that broke off. In neither, as nobody knows
+what would have become of them: `client_aborted`, that reached a replica and whose client went before the
+first piece of an answer came.
 """
 
 import time
@@ -28,10 +30,11 @@ End = Literal["finished", "rejected", "failed", "client_aborted"]
 
 @dataclass(slots=True)
 class RevisionCounts:
-    """Requests accepted by the replicas of one revision, and those of them that failed."""
+    """Requests accepted by the replicas of one revision, those of them that failed, and those left before."""
 
     requests: int = 0
     errors: int = 0
+    client_aborted: int = 0
 
 
 @dataclass(slots=True)
@@ -54,6 +57,10 @@ class Counters:
         counts = self.by_revision.setdefault(revision, RevisionCounts())
         counts.requests += 1
         counts.errors += is_error
+
+    def count_left(self, revision: str) -> None:
+        """A request reached a replica, and its client went before an answer came."""
+        self.by_revision.setdefault(revision, RevisionCounts()).client_aborted += 1
 
     def count_broken(self, revision: str) -> None:
         """An answer that was counted already broke off."""

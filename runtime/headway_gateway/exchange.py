@@ -33,6 +33,9 @@ class Exchange:
     was_held: bool = False
     least_until: float = 0.0
     closed_by: set[Backend] = field(default_factory=set)
+    awaited_revision: str | None = (
+        None  # of the replica that an attempt has reached and not yet been counted of
+    )
 
     def log_fields(self, backend: Backend | None = None) -> dict[str, object]:
         """What each log line about this request carries."""

@@ -90,9 +90,15 @@ class StateCollector(Collector):
             "Those of them with no answer, a 5xx, or an answer that broke off.",
             labels=["revision"],
         )
+        aborted = CounterMetricFamily(
+            "headway_gateway_revision_client_aborted",
+            "Requests beside them whose client went away before the replica's answer began.",
+            labels=["revision"],
+        )
         for revision, counts in sorted(self._counters.by_revision.items()):
             requests.add_metric([revision], counts.requests)
             errors.add_metric([revision], counts.errors)
+            aborted.add_metric([revision], counts.client_aborted)
         weights = GaugeMetricFamily(
             "headway_gateway_revision_weight",
             "Share of requests that the operator gives the revision.",
@@ -100,7 +106,7 @@ class StateCollector(Collector):
         )
         for revision, weight in sorted(self._pool.routing.weights.items()):
             weights.add_metric([revision], weight)
-        yield from (requests, errors, weights)
+        yield from (requests, errors, aborted, weights)
 
     def _collect_pool(self) -> Iterator[Metric]:
         pool = self._pool

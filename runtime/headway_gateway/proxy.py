@@ -92,11 +92,11 @@ class Proxy:
         except BodyError as error:
             return self._answer(exchange, error.status, str(error), code=error.code, closes=True)
         except ClientGoneError as error:
-            self._end(exchange, "client_aborted")
+            self._end_left(exchange)
             log.info("the client has gone: %s", error, extra=exchange.log_fields())
             return exchange.relay.abandoned()
         except asyncio.CancelledError:
-            self._end(exchange, "client_aborted")
+            self._end_left(exchange)
             raise
         finally:
             self._end(exchange, "failed", "internal_error")  # a fault of our own, unless it has ended already
@@ -172,9 +172,7 @@ class Proxy:
                         max_num_seqs = headers.max_num_seqs_of(upstream.headers)
                         if max_num_seqs is not None:
                             lease.mark_max_num_seqs(max_num_seqs)
-                        exchange.head_at = asyncio.get_running_loop().time()
-                        await exchange.relay.await_first(upstream)
-                        exchange.body = None  # no other replica will be sent it, and answers may take minutes
+                        await self._await_first(exchange, upstream, lease.backend.revision)
                         # What says how many it computes at once is the answer to a generation.
                         lease.mark_answered(is_measured=max_num_seqs is not None)
                         response = await self._relay(exchange, upstream, lease.backend.revision)
@@ -192,15 +190,21 @@ class Proxy:
             self._counters.retried[exchange.retry_reason] += 1
         exchange.forwarded_headers[headers.WAITED] = f"{waited * 1000:.3f}"
         backend = lease.backend
+
+        def note_reached() -> None:
+            lease.mark_reached()
+            exchange.awaited_revision = backend.revision
+
         try:
             return await self._upstream.send(
                 exchange.request.method,
                 backend.url + exchange.request.rel_url.raw_path_qs,
                 exchange.forwarded_headers,
                 exchange.body,
-                lease.mark_reached,
+                note_reached,
             )
         except NotAcceptedError as error:
+            exchange.awaited_revision = None
             # Losing an idle connection is nothing; losing one after another means that nobody is at home.
             if error.reason == "connect" or backend in exchange.closed_by:
                 lease.mark_unreachable()
@@ -209,14 +213,23 @@ class Proxy:
             self._note_attempt(exchange, backend, error.reason, str(error))
             return None
         except AnswerError:
-            self._counters.count_accepted(backend.revision, is_error=True)
+            self._count_accepted(exchange, backend.revision, is_error=True)
             lease.mark_taken(is_error=True)
             raise
+
+    async def _await_first(self, exchange: Exchange, upstream: aiohttp.ClientResponse, revision: str) -> None:
+        exchange.head_at = asyncio.get_running_loop().time()
+        try:
+            await exchange.relay.await_first(upstream)
+        except BrokenStreamError:
+            self._count_accepted(exchange, revision, is_error=True)
+            raise
+        exchange.body = None  # no other replica will be sent it, and answers may take minutes
 
     async def _relay(
         self, exchange: Exchange, upstream: aiohttp.ClientResponse, revision: str
     ) -> web.StreamResponse:
-        self._counters.count_accepted(revision, is_error=upstream.status >= 500)
+        self._count_accepted(exchange, revision, is_error=upstream.status >= 500)
         if upstream.status == 503:
             exchange.refusal_reason = "replica_unavailable"
         else:
@@ -233,7 +246,7 @@ class Proxy:
 
     def _note_death(self, exchange: Exchange, lease: Lease, error: ReplicaDiedError) -> None:
         """Raises AnswerError where it is the second one."""
-        self._counters.count_accepted(lease.backend.revision, is_error=True)
+        self._count_accepted(exchange, lease.backend.revision, is_error=True)
         lease.mark_unreachable()
         if exchange.has_lost_a_replica:
             raise AnswerError(502, REPLICA_DIED, str(error)) from error
@@ -245,6 +258,7 @@ class Proxy:
     async def _note_refusal(
         self, exchange: Exchange, backend: Backend, upstream: aiohttp.ClientResponse
     ) -> None:
+        exchange.awaited_revision = None
         body = await read_refusal(upstream)
         exchange.refused_by.append(backend)
         if body is None:
@@ -304,6 +318,17 @@ class Proxy:
         if closes or self.is_draining:
             response.force_close()
         return response
+
+    def _count_accepted(self, exchange: Exchange, revision: str, *, is_error: bool) -> None:
+        exchange.awaited_revision = None
+        self._counters.count_accepted(revision, is_error=is_error)
+
+    def _end_left(self, exchange: Exchange) -> None:
+        """The client has gone; the revision counts it as well where it waited for a replica to begin."""
+        if exchange.awaited_revision is not None:
+            self._counters.count_left(exchange.awaited_revision)
+            exchange.awaited_revision = None
+        self._end(exchange, "client_aborted")
 
     def _end(self, exchange: Exchange, end: End, reason: str = "") -> None:
         """Count the request's end, once; one that was never received whole has none."""

@@ -261,8 +261,8 @@ async def test_requests_and_errors_are_counted_by_revision(
             await response.read()
     _, sample = await operator.call("GET", "/admin/sample")
     assert sample["revisions"] == {
-        "demo-old": {"requests": 9, "errors": 0},
-        "demo-new": {"requests": 6, "errors": 6},
+        "demo-old": {"requests": 9, "errors": 0, "client_aborted": 0},
+        "demo-new": {"requests": 6, "errors": 6, "client_aborted": 0},
     }
     async with client.get(f"{gateway.url}/metrics") as response:
         page = await response.text()
@@ -296,7 +296,7 @@ async def test_an_answer_that_breaks_off_is_an_error_of_its_revision(
         stream.die()
         assert b"replica_died" in await response.read()
     _, sample = await operator.call("GET", "/admin/sample")
-    assert sample["revisions"] == {"demo-new": {"requests": 1, "errors": 1}}
+    assert sample["revisions"] == {"demo-new": {"requests": 1, "errors": 1, "client_aborted": 0}}
 
 
 async def test_demand_is_told_at_the_moment_somebody_waits(

@@ -11,7 +11,7 @@ from aiohttp import web
 from headway_operator.errors import NotLeadingError, ScrapeError
 from headway_operator.keys import AdminKeys
 from headway_operator.sample_wire import parse_gateway_sample, parse_replica_sample
-from headway_operator.samples import Limits, Targets
+from headway_operator.samples import Limits, RevisionTotals, Targets
 from headway_operator.scrape import MAX_START_QUESTIONS, Scraper, parse_start_stages
 from headway_operator.state import Gateway, Observed, Replica, ReplicaPhase, Start
 
@@ -198,6 +198,15 @@ def test_a_sample_that_contradicts_itself_is_refused_by_name(changes: dict[str, 
 def test_what_is_no_sample_at_all_is_a_scrape_error(body: bytes) -> None:
     with pytest.raises(ScrapeError):
         parse_replica_sample(body, taken_at=0.0)
+
+
+def test_what_a_gateway_counted_of_each_revision_is_read_with_or_without_the_clients_that_left() -> None:
+    earlier, now = {"requests": 9, "errors": 2}, {"requests": 9, "errors": 2, "client_aborted": 3}
+    body = gateway_body(revisions={"demo-old": earlier, "demo-new": now})
+    assert parse_gateway_sample(encode(body), taken_at=5.0).revisions == {
+        "demo-old": RevisionTotals(9, 2),
+        "demo-new": RevisionTotals(9, 2, 3),
+    }
 
 
 def test_a_gateways_sample_is_read_and_a_replicas_is_not_mistaken_for_one() -> None:

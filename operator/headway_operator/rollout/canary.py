@@ -3,7 +3,8 @@
 Three rules, each on what was counted since the step began:
 
 errors    given up when its share of failed requests is above that of the stable revision, from 3 failed
-          requests on
+          requests on; one that its client left before an answer began counts as failed here, for a candidate
+          that hangs has hardly any other
 targets   given up when it violates a target (`slo.verdict`) and misses it more often than the stable one;
           where that may be chance, the load may be at fault, and the step lasts on
 latency   given up when more of its requests than the percentile allows take longer than 1.25 times what the
@@ -28,6 +29,7 @@ from typing import Literal
 
 from headway_operator.rollout.evidence import CanaryEvidence, Side
 from headway_operator.rollout.record import Slowness
+from headway_operator.samples import RevisionTotals
 from headway_operator.slo import histogram
 from headway_operator.slo.target import Target
 from headway_operator.slo.verdict import LEAST_MISSES, verdict
@@ -76,13 +78,19 @@ def judge(
 
 def _errors(candidate: Side, stable: Side, chance: float) -> Finding | None:
     mine, others = candidate.answered, stable.answered
-    if mine.errors < LEAST_MISSES:
+    (failed, num), (failed_others, num_others) = _failed(mine), _failed(others)
+    if failed < LEAST_MISSES:
         return None
-    if chance_of(mine.errors, mine.requests, others.errors, others.requests) > chance:
+    if chance_of(failed, num, failed_others, num_others) > chance:
         return None
-    beside = f"{others.errors} of {others.requests}"
-    words = f"{mine.errors} of its {mine.requests} requests failed, against {beside}"
+    left = f" ({mine.client_aborted} were left by their clients unanswered)" if mine.client_aborted else ""
+    words = f"{failed} of its {num} requests failed{left}, against {failed_others} of {num_others}"
     return Finding("CanaryErrors", words)
+
+
+def _failed(totals: RevisionTotals) -> tuple[int, int]:
+    """Requests that failed, of how many; those that were left before an answer are in both."""
+    return totals.errors + totals.client_aborted, totals.requests + totals.client_aborted
 
 
 def _against_target(

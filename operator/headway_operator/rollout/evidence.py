@@ -85,6 +85,7 @@ def gathered(
         answered = RevisionTotals(
             side.answered.requests + sum(one.requests for one in added),
             side.answered.errors + sum(one.errors for one in added),
+            side.answered.client_aborted + sum(one.client_aborted for one in added),
         )
         # In the first pass everything only marks a beginning.
         counted = side.counted if before is None else joined((side.counted, new))
@@ -105,4 +106,8 @@ def _grown(one: GatewaySample, revision: str, before: Mapping[str, RevisionTotal
     now, then = one.revisions.get(revision, NOTHING), (before or {}).get(revision, NOTHING)
     if now.requests < then.requests:  # counted anew
         then = NOTHING
-    return RevisionTotals(now.requests - then.requests, max(0, now.errors - then.errors))
+    return RevisionTotals(
+        now.requests - then.requests,
+        max(0, now.errors - then.errors),
+        max(0, now.client_aborted - then.client_aborted),
+    )

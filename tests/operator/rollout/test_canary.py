@@ -238,14 +238,16 @@ def test_a_verdict_on_quality_that_fails_gives_the_candidate_up(toy: Toy, traffi
     assert rollout.record.weight == 10
 
 
-def side(requests: int, errors: int = 0, milliseconds: float = 100.0, met: int = 0, missed: int = 0) -> Side:
+def side(
+    requests: int, errors: int = 0, milliseconds: float = 100.0, met: int = 0, missed: int = 0, left: int = 0
+) -> Side:
     counted = Slice(
         0.0,
         10.0,
         {"ttft_met": met, "ttft_missed": missed},
         {"ttft": {bucket_of(milliseconds): requests}, "tpot": {}},
     )
-    return Side(counted, RevisionTotals(requests, errors))
+    return Side(counted, RevisionTotals(requests, errors, left))
 
 
 @pytest.mark.parametrize(
@@ -255,6 +257,8 @@ def side(requests: int, errors: int = 0, milliseconds: float = 100.0, met: int =
         pytest.param(side(100, errors=2), side(900), "", id="two failures are few"),
         pytest.param(side(100, errors=5), side(900, errors=1), "CanaryErrors", id="many failures"),
         pytest.param(side(100, errors=5), side(900, errors=45), "", id="as many as the other has"),
+        pytest.param(side(0, left=5), side(900, left=9), "CanaryErrors", id="hangs until clients leave"),
+        pytest.param(side(100, left=5), side(900, left=45), "", id="left as often as the other"),
         pytest.param(side(100, met=80, missed=20), side(900, met=900), "CanaryTTFTViolated", id="misses"),
         pytest.param(side(100, milliseconds=112.0), side(900), "", id="a bucket slower"),
         pytest.param(side(100, milliseconds=150.0), side(900), "CanaryTTFTSlower", id="slower"),
