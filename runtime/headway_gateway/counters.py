@@ -67,8 +67,8 @@ class Counters:
         self.by_revision.setdefault(revision, RevisionCounts()).errors += 1
 
     def keep_revisions(self, revisions: Collection[str]) -> None:
-        """Forget the revisions that are gone."""
-        for revision in self.by_revision.keys() - set(revisions):
+        """Forget all others, but for what is of none ("")."""
+        for revision in self.by_revision.keys() - {*revisions, ""}:
             del self.by_revision[revision]
 
     def count_end(self, end: End, reason: str) -> None:

@@ -1,6 +1,5 @@
 """The gateway's numbers for Prometheus, all `headway_gateway_*`; read from their owners when scraped."""
 
-import contextlib
 import time
 from collections import Counter as Tally
 from collections.abc import Collection, Iterator
@@ -147,17 +146,19 @@ class Metrics:
 
     def __init__(self, counters: Counters, pool: BackendPool, *, version: str, instance: str) -> None:
         self._registry = CollectorRegistry()
-        self._revisions: set[str] = set()
         self.latencies = Latencies(self._registry)
         self._registry.register(StateCollector(counters, pool, version=version, instance=instance))
         ProcessCollector(registry=self._registry)
 
     def keep_revisions(self, revisions: Collection[str]) -> None:
-        """Drop the series of revisions that are gone."""
-        for revision in self._revisions - set(revisions):
-            with contextlib.suppress(KeyError):  # it never answered
-                self.latencies.by_revision.remove(revision)
-        self._revisions = set(revisions)
+        """Drop the series of all others, but for what is of no revision."""
+        observed = {
+            sample.labels["revision"]
+            for family in self.latencies.by_revision.collect()
+            for sample in family.samples
+        }
+        for revision in observed - {*revisions, ""}:
+            self.latencies.by_revision.remove(revision)
 
     def page(self) -> bytes:
         """Prometheus' text format."""

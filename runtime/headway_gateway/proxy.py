@@ -229,6 +229,7 @@ class Proxy:
     async def _relay(
         self, exchange: Exchange, upstream: aiohttp.ClientResponse, revision: str
     ) -> web.StreamResponse:
+        revision = self._told(revision)
         self._count_accepted(exchange, revision, is_error=upstream.status >= 500)
         if upstream.status == 503:
             exchange.refusal_reason = "replica_unavailable"
@@ -240,7 +241,7 @@ class Proxy:
         try:
             return await exchange.relay.pass_on(upstream, closes=self.is_draining)
         except BrokenStreamError:
-            if upstream.status < 500:
+            if upstream.status < 500 and revision == self._told(revision):
                 self._counters.count_broken(revision)
             raise
 
@@ -321,12 +322,16 @@ class Proxy:
 
     def _count_accepted(self, exchange: Exchange, revision: str, *, is_error: bool) -> None:
         exchange.awaited_revision = None
-        self._counters.count_accepted(revision, is_error=is_error)
+        self._counters.count_accepted(self._told(revision), is_error=is_error)
+
+    def _told(self, revision: str) -> str:
+        """What a revision counts as: what is gone while a request is at it would else never go."""
+        return revision if revision in self._pool.routing.revisions else ""
 
     def _end_left(self, exchange: Exchange) -> None:
         """The client has gone; the revision counts it as well where it waited for a replica to begin."""
         if exchange.awaited_revision is not None:
-            self._counters.count_left(exchange.awaited_revision)
+            self._counters.count_left(self._told(exchange.awaited_revision))
             exchange.awaited_revision = None
         self._end(exchange, "client_aborted")
 

@@ -88,3 +88,32 @@ async def test_a_client_that_leaves_while_no_replica_can_take_it_counts_for_nobo
     request.cancel()
     await gateway.until(lambda: gateway.counters["client_aborted"] == 1)
     assert counts(gateway) == RevisionCounts()
+
+
+async def test_an_answer_by_a_revision_that_is_gone_counts_for_none_and_its_series_stay_away(
+    start_replica: StartReplica, start_gateway: StartGateway, client: aiohttp.ClientSession
+) -> None:
+    replica, gateway = await hanging(start_replica, start_gateway)
+    application = gateway.application
+    requests = [asyncio.create_task(client.post(f"{gateway.url}/v1/completions", json={})) for _ in range(2)]
+    first, last = await replica.next_stream(), await replica.next_stream()
+    await first.head()
+    await first.end()
+    await gateway.until(lambda: counts(gateway).requests == 1)
+    routing = Routing(100, 30.0, ("demo-other",), {})
+    for _ in range(2):
+        application.pool.route(routing)
+        application._note_routing(routing)
+        application.pool.update([])
+    await last.head()
+    await last.end()
+    for request in requests:
+        (await request).close()
+
+    application._note_routing(routing)
+    assert application.counters.by_revision == {"": RevisionCounts(requests=1)}
+    async with client.get(f"{gateway.url}/metrics") as response:
+        page = await response.text()
+    assert 'revision="demo-new"' not in page
+    assert 'headway_gateway_revision_response_head_seconds_count{revision=""} 1.0' in page
+    assert 'headway_gateway_revision_requests_total{revision=""} 1.0' in page
