@@ -5,6 +5,7 @@
     ├── BackendListError      a list of backends cannot be understood; the last good one stays
     ├── TokenError            an admin call without a good token: HTTP 401
     ├── RoutingError          what the operator tells is not usable: HTTP 422
+    ├── HeaderError           the request's headers cannot be passed on: HTTP 400
     ├── BodyError             the request's body cannot be taken: HTTP 400, 408 or 413
     ├── AnswerError           the gateway answers a request itself with a 5xx
     ├── NotAcceptedError      one attempt failed and no replica can have taken the request: try again
@@ -35,6 +36,10 @@ class TokenError(HeadwayGatewayError):
 
 class RoutingError(HeadwayGatewayError):
     """A routing that cannot be followed; the last good one stays."""
+
+
+class HeaderError(HeadwayGatewayError):
+    """A header of the client's that a replica would get as another one."""
 
 
 class BodyError(HeadwayGatewayError):

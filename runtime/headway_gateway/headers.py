@@ -5,7 +5,9 @@ import uuid
 from collections.abc import Mapping
 from urllib.parse import urlsplit, urlunsplit
 
-from multidict import CIMultiDict
+from multidict import CIMultiDict, MultiMapping
+
+from headway_gateway.errors import HeaderError
 
 WAITED = "X-Headway-Waited-Milliseconds"
 REQUEST_ID = "X-Request-Id"
@@ -44,12 +46,15 @@ def request_id_of(headers: Mapping[str, str]) -> str:
     return given if _USABLE_REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
-def to_replica(headers: Mapping[str, str], *, request_id: str, peer: str | None) -> CIMultiDict[str]:
-    """The request's headers for a replica, still without `WAITED`, which each attempt sets anew."""
+def to_replica(headers: MultiMapping[str], *, request_id: str, peer: str | None) -> CIMultiDict[str]:
+    """The request's headers for a replica, still without `WAITED`, which each attempt sets anew.
+
+    Raises HeaderError for a value that cannot be passed on as it is.
+    """
     dropped = _HOP_BY_HOP | _REMADE | _named_in_connection(headers)
     forwarded = CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
     forwarded[REQUEST_ID] = request_id
-    already = headers.get("X-Forwarded-For")
+    already = ", ".join(headers.getall("X-Forwarded-For", ()))
     if peer:
         forwarded["X-Forwarded-For"] = f"{already}, {peer}" if already else peer
     elif already:
@@ -58,13 +63,25 @@ def to_replica(headers: Mapping[str, str], *, request_id: str, peer: str | None)
     if host:
         forwarded.setdefault("X-Forwarded-Host", host)
     forwarded.setdefault("X-Forwarded-Proto", "http")
+    if garbled := garbled_in(forwarded):
+        raise HeaderError(f"the value of the header {garbled[0]!r} is not UTF-8; encode it, or leave it out")
     return forwarded
 
 
-def to_client(headers: Mapping[str, str], *, request_id: str) -> CIMultiDict[str]:
-    """A replica's response headers for the client. Content-Length stays: bodies pass as they are."""
+def garbled_in(headers: MultiMapping[str]) -> list[str]:
+    """The names of those whose bytes are not UTF-8: the HTTP library reads them, but would write less."""
+    return [name for name, value in headers.items() if not _is_utf8(value)]
+
+
+def to_client(headers: MultiMapping[str], *, request_id: str) -> CIMultiDict[str]:
+    """A replica's response headers for the client, without `garbled_in`.
+
+    Content-Length stays: bodies pass as they are.
+    """
     dropped = _HOP_BY_HOP | _named_in_connection(headers) | _SAID_TO_GATEWAYS
-    passed = CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
+    passed = CIMultiDict(
+        (name, value) for name, value in headers.items() if name.lower() not in dropped and _is_utf8(value)
+    )
     for name in _LOCATIONS:
         if name in passed:
             passed[name] = _without_address(passed[name])
@@ -101,8 +118,16 @@ def _without_address(location: str) -> str:
     return urlunsplit(("", "", "/" + parts.path.lstrip("/"), parts.query, parts.fragment))
 
 
-def _named_in_connection(headers: Mapping[str, str]) -> frozenset[str]:
-    value = headers.get("Connection")
-    if value is None or value.lower() in ("keep-alive", "close"):
-        return frozenset()
-    return frozenset(token.strip().lower() for token in value.split(","))
+def _is_utf8(value: str) -> bool:
+    if value.isascii():
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # each byte that is none was read as half a surrogate pair
+        return False
+    return True
+
+
+def _named_in_connection(headers: MultiMapping[str]) -> frozenset[str]:
+    values = headers.getall("Connection", ())
+    return frozenset(token.strip().lower() for value in values for token in value.split(","))

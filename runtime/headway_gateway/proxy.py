@@ -30,6 +30,7 @@ from headway_gateway.errors import (
     AnswerError,
     BodyError,
     BrokenStreamError,
+    HeaderError,
     NotAcceptedError,
     ReplicaDiedError,
 )
@@ -80,10 +81,19 @@ class Proxy:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
         request_id = headers.request_id_of(request.headers)
+        try:
+            forwarded = headers.to_replica(request.headers, request_id=request_id, peer=request.remote)
+        except HeaderError as error:
+            log.warning("answered 400 (invalid_http): %s", error, extra={"request_id": request_id})
+            refusal = replies.error_response(
+                400, str(error), code="invalid_http", headers={headers.REQUEST_ID: request_id}
+            )
+            refusal.force_close()  # its body has not been read
+            return refusal
         exchange = Exchange(
             request,
             request_id,
-            headers.to_replica(request.headers, request_id=request_id, peer=request.remote),
+            forwarded,
             Relay(request, request_id, self._config.idle_timeout_seconds),
         )
         self.last_request_at = asyncio.get_running_loop().time()

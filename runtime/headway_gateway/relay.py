@@ -7,6 +7,7 @@ how the client learns that a stream has broken. It neither chooses replicas nor 
 """
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from typing import Any
 
@@ -19,6 +20,7 @@ from headway_gateway.errors import BrokenStreamError, ReplicaDiedError
 
 # Below this many bytes unsent, a write never has to wait for the client.
 _UNSENT_BYTES_TO_WATCH = 32 * 1024
+log = logging.getLogger(__name__)
 _ENDS_OF_EVENT = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
 
@@ -62,6 +64,12 @@ class Relay:
         Raises BrokenStreamError or ClientGoneError; a head may have been sent then.
         """
         passed = headers.to_client(upstream.headers, request_id=self._request_id)
+        if garbled := headers.garbled_in(upstream.headers):
+            log.warning(
+                "left out of the replica's answer, as they are not UTF-8: %s",
+                ", ".join(garbled),
+                extra={"request_id": self._request_id},
+            )
         first, self._first = self._first, b""
         if upstream.content.at_eof():
             # All of it is here already: one write instead of two.

@@ -1,5 +1,7 @@
 """A trace that a client began goes on behind the gateway."""
 
+from multidict import CIMultiDict
+
 from headway_gateway.headers import to_replica
 
 
@@ -9,5 +11,5 @@ def test_the_context_of_a_trace_reaches_the_replica_as_it_came() -> None:
         "tracestate": "vendor=value",
         "Baggage": "user=5",
     }
-    forwarded = to_replica({**context, "Connection": "keep-alive"}, request_id="r", peer="10.0.0.1")
+    forwarded = to_replica(CIMultiDict(context, Connection="keep-alive"), request_id="r", peer="10.0.0.1")
     assert {name: forwarded[name] for name in context} == context
