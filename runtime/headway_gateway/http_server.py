@@ -1,12 +1,13 @@
 """aiohttp's server, whose own refusals (what is no HTTP, a bug of ours) are errors like all others."""
 
 from aiohttp import web
-from aiohttp.http_exceptions import LineTooLong
+from aiohttp.http_exceptions import BadHttpMessage, InvalidURLError, LineTooLong
 
 from headway_gateway import replies
 from headway_gateway.headers import REQUEST_ID, request_id_of
 
 LONGEST_HEADER_BYTES = 65536
+MOST_HEADERS = 256  # as a replica takes
 
 
 class Server(web.Server):
@@ -42,9 +43,20 @@ def _refusal(status: int, error: BaseException | None) -> web.Response:
             f"the request line or a header is more than {LONGEST_HEADER_BYTES} bytes; send less",
             code="headers_too_large",
         )
-    kind = type(error).__name__
-    if status < 500:
+    if status >= 500:
         return replies.error_response(
-            status, f"this is not valid HTTP ({kind}); send HTTP/1.1", code="invalid_http"
+            status, f"internal error: {type(error).__name__}", code="internal_error"
         )
-    return replies.error_response(status, f"internal error: {kind}", code="internal_error")
+    # The rest of the parser's message shows what was sent, which may be a secret.
+    found = error.message.partition("\n")[0].rstrip(":") if isinstance(error, BadHttpMessage) else "no HTTP"
+    if found.startswith("Too many headers"):
+        return replies.error_response(
+            431, f"the request has more than {MOST_HEADERS} headers; send fewer", code="headers_too_large"
+        )
+    if "can't be present with" in found:
+        why = "Content-Length and Transfer-Encoding both say how long the body is; send one of them"
+    elif isinstance(error, InvalidURLError):
+        why = "the path has a byte that no URL may have; encode it as %XX"
+    else:
+        why = f"this is not valid HTTP ({found}); send HTTP/1.1"
+    return replies.error_response(status, why, code="invalid_http")
