@@ -1,25 +1,108 @@
-"""aiohttp's server, whose own refusals (what is no HTTP, a bug of ours) are errors like all others."""
+"""aiohttp's server, whose own refusals (what is no HTTP, a bug of ours) are errors like all others.
+
+And with what it lacks: a head has a time and a size, all its lines together. A connection between two
+requests is aiohttp's to close. While a body is read, or an answer written, none of this holds: those have
+limits of their own.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage, InvalidURLError, LineTooLong
+from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
+from aiohttp.web_protocol import _ErrInfo
 
 from headway_gateway import replies
 from headway_gateway.headers import REQUEST_ID, request_id_of
 
 LONGEST_HEADER_BYTES = 65536
 MOST_HEADERS = 256  # as a replica takes
+MOST_HEAD_BYTES = 65536
+HEAD_TIMEOUT_SECONDS = 15.0
+KEEP_ALIVE_SECONDS = 75.0  # as a replica has it
+
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class Server(web.Server):
     """Makes a protocol for each connection."""
+
+    def __init__(self, handler: Handler, **options: Any) -> None:
+        super().__init__(_within_size(handler), **options)
 
     def __call__(self) -> web.RequestHandler:
         """As aiohttp's, which offers no other way to have another protocol."""
         return _Protocol(self, loop=self._loop, **self._kwargs)
 
 
+log = logging.getLogger(__name__)
+
+
+class HeadTooLargeError(Exception):
+    """More bytes of one request's head than may come."""
+
+
+class HeadTimeoutError(Exception):
+    """A request's head began, and has not ended in time."""
+
+
 class _Protocol(web.RequestHandler):
-    __slots__ = ()
+    __slots__ = ("_head_bytes", "_head_timer", "_is_refused", "_latest_body")
+
+    def __init__(self, manager: web.Server, *, loop: asyncio.AbstractEventLoop, **options: Any) -> None:
+        super().__init__(manager, loop=loop, **options)
+        self._head_bytes = 0  # of a head of which the end has not come
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._latest_body: StreamReader = EMPTY_PAYLOAD
+        self._is_refused = False
+
+    def data_received(self, data: bytes) -> None:
+        """As aiohttp's, which tells of a head only once it is whole."""
+        if self._is_refused:
+            return
+        num_heads, was_in_body = self._request_count, not self._latest_body.is_eof()
+        super().data_received(data)
+        if self._request_count > num_heads:
+            self._end_head()
+            # The next head may have begun with the same bytes; from its next ones on it counts.
+            self._latest_body = self._messages[-1][1]
+        elif not (was_in_body or self._buffer_paused or self._force_close or self._close):
+            if not self._head_bytes and not data.strip(b"\r\n"):
+                return  # empty lines before a head are nothing
+            self._head_bytes += len(data)
+            if self._head_bytes > MOST_HEAD_BYTES:
+                self._refuse(431, HeadTooLargeError())
+            elif self._head_timer is None:
+                self._head_timer = self._loop.call_later(HEAD_TIMEOUT_SECONDS, self._time_out)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """As aiohttp's."""
+        self._end_head()
+        super().connection_lost(exc)
+
+    def _end_head(self) -> None:
+        self._head_bytes = 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _time_out(self) -> None:
+        if self._request_in_progress or self._messages:  # it is read after what came before it
+            self._head_timer = self._loop.call_later(HEAD_TIMEOUT_SECONDS, self._time_out)
+        else:
+            self._refuse(408, HeadTimeoutError())
+
+    def _refuse(self, status: int, error: Exception) -> None:
+        """Answer so, after what came before; nothing more is read."""
+        self._end_head()
+        self._is_refused = True
+        self._messages.append((_ErrInfo(status, error, str(error)), EMPTY_PAYLOAD))
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def handle_error(
         self,
@@ -29,11 +112,28 @@ class _Protocol(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """aiohttp logs it, and raises where an answer has begun; the rest of its answer is replaced."""
-        super().handle_error(request, status, exc, message)
+        if isinstance(exc, HeadTimeoutError | HeadTooLargeError):
+            log.warning("answered %d: %s from %s", status, type(exc).__name__, request.remote)
+        else:
+            super().handle_error(request, status, exc, message)
         response = _refusal(status, exc)
         response.headers[REQUEST_ID] = request_id_of(request.headers)
         response.force_close()
         return response
+
+
+def _within_size(handler: Handler) -> Handler:
+    """The handler, for requests whose heads came whole at once: they may be too large as well."""
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        if sum(len(name) + len(value) for name, value in request.raw_headers) <= MOST_HEAD_BYTES:
+            return await handler(request)
+        response = _refusal(431, HeadTooLargeError())
+        response.headers[REQUEST_ID] = request_id_of(request.headers)
+        response.force_close()
+        return response
+
+    return handle
 
 
 def _refusal(status: int, error: BaseException | None) -> web.Response:
@@ -46,6 +146,18 @@ def _refusal(status: int, error: BaseException | None) -> web.Response:
     if status >= 500:
         return replies.error_response(
             status, f"internal error: {type(error).__name__}", code="internal_error"
+        )
+    if isinstance(error, HeadTimeoutError):
+        return replies.error_response(
+            status,
+            f"the request's headers did not arrive within {HEAD_TIMEOUT_SECONDS:g} s; send them faster",
+            code="request_timeout",
+        )
+    if isinstance(error, HeadTooLargeError):
+        return replies.error_response(
+            status,
+            f"the request's headers have more than {MOST_HEAD_BYTES} bytes together; send less",
+            code="headers_too_large",
         )
     # The rest of the parser's message shows what was sent, which may be a secret.
     found = error.message.partition("\n")[0].rstrip(":") if isinstance(error, BadHttpMessage) else "no HTTP"

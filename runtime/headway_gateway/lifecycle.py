@@ -22,7 +22,7 @@ from headway_gateway.application import Application
 from headway_gateway.backend_lists import follow
 from headway_gateway.config import GatewayConfig
 from headway_gateway.errors import ConfigError
-from headway_gateway.http_server import LONGEST_HEADER_BYTES, MOST_HEADERS, Server
+from headway_gateway.http_server import KEEP_ALIVE_SECONDS, LONGEST_HEADER_BYTES, MOST_HEADERS, Server
 from headway_gateway.proxy import Proxy
 
 QUIET_SECONDS = 1.0
@@ -73,6 +73,7 @@ def make_server(application: Application) -> web.Server:
         max_line_size=LONGEST_HEADER_BYTES,
         max_field_size=LONGEST_HEADER_BYTES,
         max_headers=MOST_HEADERS,
+        keepalive_timeout=KEEP_ALIVE_SECONDS,
     )
 
 
