@@ -1,9 +1,9 @@
 """The process around the application: listening, signals, draining, the port file and the lifeline.
 
 Draining, from the first SIGTERM or SIGINT: `/ready` fails at once; requests that still come are served, with
-`Connection: close`; the end comes when nothing is in flight and one second has passed without a request (at
-once, if none ever came), or after the drain timeout, when the rest is ended with an error. A second signal
-ends all at once.
+`Connection: close`, or answered 503 where no replica is ready; the end comes when nothing is in flight and
+one second has passed without a request (at once, if none ever came), or after the drain timeout, when the
+rest is ended with an error. A second signal ends all at once.
 """
 
 import asyncio

@@ -135,6 +135,10 @@ class Proxy:
         )
         exchange.received_at = asyncio.get_running_loop().time()
         self._counters.received += 1
+        if self.is_draining and not self._pool.num_ready:
+            # The operator need not ask a gateway that ends who waits there, so nobody might wake a replica.
+            message = "the gateway is shutting down and no replica is ready; send the request again"
+            return self._reject(exchange, AnswerError(503, "shutting_down", message, retry_after_seconds=1))
         try:
             response = await self._forward(exchange)
         except AnswerError as error:

@@ -231,6 +231,27 @@ async def test_waking_requests_are_held_up_to_a_number_of_bytes(
     assert (await gauges())["headway_gateway_waiting_bytes"] == 0
 
 
+async def test_a_gateway_that_ends_holds_nobody_for_whom_no_replica_is_ready(
+    start_replica: StartReplica, start_gateway: StartGateway, client: aiohttp.ClientSession
+) -> None:
+    replica = await start_replica("a")
+    gateway = await start_gateway()
+    held = asyncio.create_task(client.post(f"{gateway.url}/v1/completions", json={}))
+    await gateway.until(lambda: gateway.application.pool.num_waiting == 1)
+    gateway.application.proxy.is_draining = True
+    async with client.post(f"{gateway.url}/v1/completions", json={}) as response:
+        assert response.status == 503
+        assert response.headers["Retry-After"] == "1"
+        assert response.headers["Connection"] == "close"
+        assert (await response.json())["error"]["code"] == "shutting_down"
+    gateway.application.pool.update([replica.entry()])
+    async with await held as response:
+        assert response.status == 200, "held before, and served since a replica came"
+    async with client.post(f"{gateway.url}/v1/completions", json={}) as response:
+        assert response.status == 200
+    assert dict(gateway.application.counters.rejected) == {"shutting_down": 1}
+
+
 async def test_a_client_that_leaves_while_it_waits_is_not_sent_to_a_replica(
     start_replica: StartReplica, start_gateway: StartGateway, client: aiohttp.ClientSession
 ) -> None:
