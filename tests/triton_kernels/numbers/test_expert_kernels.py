@@ -56,6 +56,36 @@ def test_the_most_probable_experts_are_chosen(
     torch.testing.assert_close(got[0], want[0], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.parametrize("normalizes", [True, False])
+@pytest.mark.parametrize("num_experts", [5, 8], ids=["padded", "not padded"])
+def test_a_row_that_is_no_numbers_chooses_experts_there_are(
+    num_experts: int, generator: torch.Generator, *, normalizes: bool
+) -> None:
+    """Its weights are NaN, as its results are to be; what the others choose is their own."""
+    logits = torch.randn(6, num_experts, device=generator.device, generator=generator)
+    want = choice_reference(logits, 2, normalizes=normalizes)
+    broken, whole = [1, 2, 4], [0, 3, 5]
+    logits[1, 3] = torch.nan
+    logits[2, 0] = torch.inf
+    logits[4] = -torch.inf
+
+    weights, chosen = choose_experts(logits, 2, normalizes=normalizes)
+
+    assert weights[broken].isnan().all()
+    assert (chosen[broken] >= 0).all()
+    assert (chosen[broken] < num_experts).all()
+    assert torch.equal(chosen[whole], want[1][whole])
+    torch.testing.assert_close(weights[whole], want[0][whole], rtol=1e-5, atol=1e-7)
+
+    x = torch.randn(6, 32, device=generator.device, generator=generator)
+    orders = torch.stack([torch.randperm(32, device=generator.device) for _ in range(num_experts)])
+    assert torch.equal(
+        ordered_inputs(x, chosen, orders, slots_per_row=2), ordered_reference(x, chosen, orders)
+    )
+    assert torch.equal(expert_order(chosen, num_experts, 16).order, order_reference(chosen))
+
+
 def test_of_equals_the_first_is_chosen(device: torch.device) -> None:
     weights, chosen = choose_experts(torch.zeros(2, 6, device=device), 3, normalizes=True)
 

@@ -55,14 +55,20 @@ def expert_choice_kernel(
     EXPERTS: tl.constexpr,
     USED: tl.constexpr,
 ):
-    """Grid: rows. The most probable experts, of equals the first. EXPERTS, USED: powers of two of no less."""
+    """Grid: rows. The most probable experts, of equals the first. EXPERTS, USED: powers of two of no less.
+
+    A row of which no probabilities come (of NaN, of infinity) has the first experts, by weights that are NaN.
+    """
     row = tl.program_id(0)
     experts = tl.arange(0, EXPERTS)
     places = tl.arange(0, USED)
     is_expert = experts < num_experts
     own = tl.load(logits + row * stride + experts, mask=is_expert, other=float("-inf")).to(tl.float32)
     powers = tl.exp(own - tl.max(own, axis=0))
-    left = tl.where(is_expert, powers / tl.sum(powers, axis=0), -1.0)
+    total = tl.sum(powers, axis=0)
+    # The largest power is 1, and nothing compares with NaN. NaN equals no expert's, so none would be found.
+    is_number = total > 0.0
+    left = tl.where(is_expert, tl.where(is_number, powers / total, 0.0), -1.0)
     found = tl.zeros([USED], tl.float32)
     numbers = tl.zeros([USED], tl.int32)
     for place in range(NUM_USED):
@@ -73,6 +79,7 @@ def expert_choice_kernel(
         left = tl.where(experts == first, -2.0, left)
     if NORMALIZES:
         found = found / tl.sum(found, axis=0)
+    found = tl.where(is_number, found, float("nan"))
     is_used = places < NUM_USED
     tl.store(weights + row * NUM_USED + places, found, mask=is_used)
     tl.store(chosen + row * NUM_USED + places, numbers, mask=is_used)
