@@ -268,6 +268,10 @@ class EngineCore:
         """End a request normally from outside (a stop string was found). False if it was not live."""
         return self._take_out(request_id, FinishReason.STOP, now)
 
+    def enter_thread(self) -> None:
+        """Be used by the calling thread from here on; needed where that is another one than made this."""
+        self._runner.enter_thread()
+
     def close(self) -> None:
         """End the threads and processes, if there are any. Nothing may be called afterwards."""
         self._grammars.close()

@@ -48,6 +48,7 @@ class CoreLike(Protocol):
 
     @property
     def config(self) -> EngineConfig: ...
+    def enter_thread(self) -> None: ...
     @property
     def has_work(self) -> bool: ...
     @property
@@ -209,6 +210,7 @@ class EngineThread:
     def _run(self) -> None:
         reason = "the engine has been closed; make another one"
         try:
+            self._core.enter_thread()
             while self._take_commands():
                 self._admit()
                 if self._core.has_work:

@@ -125,6 +125,12 @@ def open_device(config: EngineConfig, ranks: Ranks) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def use_in_this_thread(device: torch.device) -> None:
+    """Have what the calling thread launches go there: CUDA keeps a device for each thread, GPU 0 at first."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 def check_lengths(config: EngineConfig, model: ModelConfig) -> None:
     """ConfigError for sequences longer than the model's."""
     if config.max_model_len > model.longest_context:

@@ -29,6 +29,7 @@ from headway_runtime.model_loading import (
     make_inputs,
     open_device,
     own_share,
+    use_in_this_thread,
 )
 from headway_runtime.offload.host_blocks import HostBlocks
 from headway_runtime.parallel.open_ranks import open_ranks
@@ -158,6 +159,10 @@ class Runner(AdaptersOnRanks, StepsOnRanks):
     def traffic(self) -> Traffic:
         """What the ranks exchange, as this one counts it."""
         return self._group.traffic
+
+    def enter_thread(self) -> None:
+        """Be used by the calling thread from here on, which need not be the one that made this."""
+        use_in_this_thread(self._device)
 
     def close(self) -> None:
         """End the other ranks, if this is the first of several. Nothing may be computed afterwards."""

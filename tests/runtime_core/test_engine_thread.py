@@ -31,6 +31,7 @@ class FakeCore:
     most_waiting: int = 0
     fault: Exception | None = None
     is_closed: bool = False
+    entered_by: str | None = None
 
     def __post_init__(self) -> None:
         self.config = EngineConfig(
@@ -48,6 +49,9 @@ class FakeCore:
         )
         self._made: dict[str, int] = {}
         self.may_step.set()
+
+    def enter_thread(self) -> None:
+        self.entered_by = threading.current_thread().name
 
     @property
     def has_work(self) -> bool:
@@ -80,6 +84,7 @@ class FakeCore:
         self.is_closed = True
 
     def step(self, now: float) -> Outputs:
+        assert self.entered_by == threading.current_thread().name
         assert self.may_step.wait(20)
         if self.fault is not None:
             raise self.fault
@@ -139,6 +144,15 @@ def test_more_requests_than_may_wait_are_all_served_in_turn(core: FakeCore, thre
     ends = heard.ends(20)
     assert list(ends) == [f"r{index}" for index in range(20)]
     assert core.most_waiting == MAX_WAITING
+
+
+def test_a_core_is_entered_before_its_first_step_by_the_thread_that_steps(
+    core: FakeCore, thread: EngineThread
+) -> None:
+    heard = Heard()
+    thread.submit([request("one")], heard)
+    assert isinstance(heard.ends(1)["one"], RequestOutput)
+    assert core.entered_by == "headway-engine"
 
 
 def test_a_refused_request_ends_with_its_error_and_others_go_on(thread: EngineThread) -> None:
