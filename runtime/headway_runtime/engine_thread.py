@@ -1,9 +1,10 @@
 """The thread that steps an engine core for those who use it in their own process.
 
 Owns the core from its start on: nobody else touches it. Others leave commands and get each output through the
-sink that came with its request, which is called on this thread and must not block. Requests beyond what the
-core lets wait are kept here, in order, so that nobody in the same process is ever refused for the number of
-prompts. Knows no text and no event loop.
+sink that came with its request, which is called on this thread and must not block. Where what the core needs
+is lost, a step may hang for good; so whoever tells of the loss ends everything that lives. Requests beyond
+what the core lets wait are kept here, in order, so that nobody in the same process is ever refused for the
+number of prompts. Knows no text and no event loop.
 
 Each request's sink is called until an output with a finish reason or an error; nothing follows that.
 """
@@ -14,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Protocol, TypeVar, cast
 
 from headway_runtime.adapters.adapter import AdapterEntry
@@ -36,6 +38,9 @@ logger = logging.getLogger(__name__)
 Event = RequestOutput | InvalidRequestError | EngineDeadError
 Answer = TypeVar("Answer")
 Sink = Callable[[str, Event], None]
+
+# How long `close` waits for the step that runs, and for one that computes with what is lost.
+CLOSE_SECONDS, CLOSE_LOST_SECONDS = 120.0, 10.0
 
 
 class StepResult(Protocol):
@@ -65,19 +70,32 @@ class CoreLike(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """work: between two steps. refuse: instead, when there will be none; it leaves the core alone."""
+
+    work: Callable[[], None]
+    refuse: Callable[[EngineDeadError], None]
+
+
 class EngineThread:
     """Starts at once. Everything but the core is safe to use from any thread."""
 
-    def __init__(self, core: CoreLike, metrics: EngineMetrics) -> None:
+    def __init__(
+        self, core: CoreLike, metrics: EngineMetrics, *, close_seconds: float = CLOSE_SECONDS
+    ) -> None:
         self._core = core
         self._metrics = metrics
         self._condition = threading.Condition()
-        self._commands: list[Callable[[], None]] = []
+        self._close_seconds = close_seconds
+        self._commands: list[_Command] = []
         self._is_closing = False
         self._death: str | None = None
         self._failure: str | None = None
         # Touched by the thread alone.
         self._backlog: deque[Request] = deque()
+        # Who is to hear of an end. Sinks are called under this lock, so that nothing follows one.
+        self._ends = threading.RLock()
         self._sinks: dict[str, Sink] = {}
         self._loads: set[Future[None]] = set()
         self._thread = threading.Thread(target=self._run, name="headway-engine", daemon=True)
@@ -85,7 +103,11 @@ class EngineThread:
 
     def submit(self, requests: Sequence[Request], sink: Sink) -> None:
         """Run `requests`. EngineDeadError if the engine has ended."""
-        self._command(lambda: self._accept(requests, sink))
+
+        def refuse(error: EngineDeadError) -> None:
+            self._sinks.update((one.request_id, sink) for one in requests)
+
+        self._command(lambda: self._accept(requests, sink), refuse)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forget these requests, those that have ended already among them; their sinks hear nothing more."""
@@ -103,13 +125,17 @@ class EngineThread:
         done: Future[None] = Future()
 
         def begin() -> None:
-            self._loads.add(done)
+            with self._ends:
+                if self._death is not None:
+                    done.set_exception(EngineDeadError(self._death))
+                    return
+                self._loads.add(done)
             try:
                 self._adapters.begin(module, token=done, in_place=in_place)
             except HeadwayRuntimeError as error:
                 self._loaded(done, error)
 
-        self._command(begin)
+        self._command(begin, done.set_exception)
         done.result()
 
     def unload_adapter(self, name: str) -> None:
@@ -136,11 +162,14 @@ class EngineThread:
             except HeadwayRuntimeError as error:
                 done.set_exception(error)
 
-        self._command(ask)
+        self._command(ask, done.set_exception)
         return done.result()
 
     def _loaded(self, done: Future[None], error: HeadwayRuntimeError | None) -> None:
-        self._loads.discard(done)
+        with self._ends:
+            if done not in self._loads:
+                return  # it has ended with the engine
+            self._loads.discard(done)
         if error is None:
             done.set_result(None)
         else:
@@ -165,7 +194,7 @@ class EngineThread:
             is_there.set()
 
         try:
-            self._command(take)
+            self._command(take, lambda _: take())
         except EngineDeadError:
             return self._metrics.snapshot()
         while not is_there.wait(0.1):
@@ -174,36 +203,51 @@ class EngineThread:
         return found[0]
 
     def fail(self, reason: str) -> None:
-        """End the thread: what the core needs is gone. Everything that lives gets EngineDeadError."""
+        """End the thread: what the core needs is gone. Everything that lives gets EngineDeadError at
+        once, also where the step that runs never ends."""
         with self._condition:
             self._failure = reason
             self._condition.notify()
+        self._end(f"the engine cannot go on: {reason}")
 
     def close(self) -> None:
-        """End the thread after the step that runs; requests that still live get EngineDeadError."""
+        """End the thread after the step that runs; requests that still live get EngineDeadError.
+
+        A step that does not end in `close_seconds` is left to itself, and ends with the process.
+        """
         with self._condition:
             self._is_closing = True
             self._condition.notify()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        if threading.current_thread() is self._thread:
+            return
+        lost = self._failure is not None
+        seconds = min(self._close_seconds, CLOSE_LOST_SECONDS) if lost else self._close_seconds
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            logger.error("a step has not ended for %g s; the engine is closed without it", seconds)
+            self._end("the engine has been closed while a step hung; end the process")
 
-    def _command(self, command: Callable[[], None]) -> None:
+    def _command(self, work: Callable[[], None], refuse: Callable[[EngineDeadError], None]) -> None:
         with self._condition:
             if self._death is not None or self._is_closing:
                 raise EngineDeadError(self._death or "the engine has been closed; make another one")
-            self._commands.append(command)
+            self._commands.append(_Command(work, refuse))
             self._condition.notify()
 
     def _leave(self, request_ids: Sequence[str], leave: Callable[[str, float], bool]) -> None:
         def command() -> None:
             now = time.monotonic()
             for request_id in request_ids:
-                if self._sinks.pop(request_id, None) is not None and not leave(request_id, now):
+                if self._sink_of(request_id) is not None and not leave(request_id, now):
                     # The core has never heard of it.
                     self._backlog = deque(one for one in self._backlog if one.request_id != request_id)
 
+        def refuse(error: EngineDeadError) -> None:
+            for request_id in request_ids:
+                self._sinks.pop(request_id, None)
+
         try:
-            self._command(command)
+            self._command(command, refuse)
         except EngineDeadError:
             return  # everything has ended already
 
@@ -230,16 +274,27 @@ class EngineThread:
             logger.exception("the engine cannot go on")
             reason = f"the engine cannot go on: {type(error).__name__}: {error}"
         self._core.close()
-        with self._condition:
-            self._death = reason
-            commands, self._commands = self._commands, []
-        for command in commands:
-            command()  # who asked between the last step and now gets the same end
-        for load in list(self._loads):
-            self._loaded(load, EngineDeadError(reason))
-        sinks, self._sinks = self._sinks, {}
-        for request_id, sink in sinks.items():
-            sink(request_id, EngineDeadError(reason))
+        self._end(reason)
+
+    def _end(self, reason: str) -> None:
+        """Everything that lives ends, if it has not yet. From any thread."""
+        with self._ends:
+            with self._condition:
+                self._death = reason = self._death or reason
+                commands, self._commands = self._commands, []
+            error = EngineDeadError(reason)
+            for command in commands:
+                command.refuse(error)  # who asked between the last step and now gets the same end
+            for load in list(self._loads):
+                self._loaded(load, error)
+            sinks, self._sinks = self._sinks, {}
+            for request_id, sink in sinks.items():
+                sink(request_id, error)
+
+    def _sink_of(self, request_id: str) -> Sink | None:
+        """Who hears nothing more from here on."""
+        with self._ends:
+            return self._sinks.pop(request_id, None)
 
     def _take_commands(self) -> bool:
         """Do what was asked for, waiting for it if there is nothing else to do. False when told to end."""
@@ -259,7 +314,7 @@ class EngineThread:
                 return False
             commands, self._commands = self._commands, []
         for command in commands:
-            command()
+            command.work()
         return True
 
     def _accept(self, requests: Sequence[Request], sink: Sink) -> None:
@@ -271,7 +326,11 @@ class EngineThread:
             except AdapterNotFoundError as error:
                 sink(request.request_id, error)
                 continue
-            self._sinks[request.request_id] = sink
+            with self._ends:
+                if self._death is not None:
+                    sink(request.request_id, EngineDeadError(self._death))
+                    continue
+                self._sinks[request.request_id] = sink
             self._backlog.append(request)
 
     def _admit(self) -> None:
@@ -283,14 +342,17 @@ class EngineThread:
                 self._core.add_request(request, now)
             except InvalidRequestError as error:
                 self._core.abort(request.request_id, now)  # its adapter, which it has already
-                self._sinks.pop(request.request_id)(request.request_id, error)
+                sink = self._sink_of(request.request_id)
+                if sink is not None:
+                    sink(request.request_id, error)
 
     def _deliver(self, output: RequestOutput) -> None:
-        sink = self._sinks.get(output.request_id)
-        if sink is None:
-            return
-        if output.queue_seconds is not None and output.prefill_seconds is not None:
-            self._metrics.first_byte(output.queue_seconds + output.prefill_seconds)
-        if output.finish_reason is not None:
-            del self._sinks[output.request_id]
-        sink(output.request_id, output)
+        with self._ends:
+            sink = self._sinks.get(output.request_id)
+            if sink is None:
+                return
+            if output.queue_seconds is not None and output.prefill_seconds is not None:
+                self._metrics.first_byte(output.queue_seconds + output.prefill_seconds)
+            if output.finish_reason is not None:
+                del self._sinks[output.request_id]
+            sink(output.request_id, output)

@@ -32,6 +32,7 @@ class FakeCore:
     fault: Exception | None = None
     is_closed: bool = False
     entered_by: str | None = None
+    is_stepping: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self.config = EngineConfig(
@@ -85,6 +86,7 @@ class FakeCore:
 
     def step(self, now: float) -> Outputs:
         assert self.entered_by == threading.current_thread().name
+        self.is_stepping.set()
         assert self.may_step.wait(20)
         if self.fault is not None:
             raise self.fault
@@ -206,6 +208,46 @@ def test_closing_ends_what_lives_and_may_be_done_twice(core: FakeCore, thread: E
     assert core.is_closed
     with pytest.raises(EngineDeadError, match="has been closed"):
         thread.submit([request("late")], heard)
+
+
+def test_all_end_at_once_when_what_the_core_needs_is_lost_and_its_step_hangs(
+    core: FakeCore, thread: EngineThread
+) -> None:
+    core.may_step.clear()
+    heard, gone = Heard(), Heard()
+    thread.submit([request(f"r{index}", max_tokens=100) for index in range(5)], heard)
+    assert core.is_stepping.wait(20)
+    thread.submit([request("asked-since")], heard)
+    thread.submit([request("gone")], gone)
+    thread.abort(["gone"])
+
+    thread.fail("rank 1 is lost")
+
+    ends = heard.ends(6)
+    assert all(isinstance(event, EngineDeadError) for event in ends.values())
+    assert "rank 1 is lost" in str(ends["asked-since"])
+    assert gone.events.empty()
+    with pytest.raises(EngineDeadError, match="rank 1 is lost"):
+        thread.submit([request("late")], heard)
+    assert thread.snapshot().counters["steps"] == 0
+    # What the step brings in the end, nobody hears.
+    core.may_step.set()
+    thread.close()
+    assert core.is_closed
+    assert heard.events.empty()
+
+
+def test_closing_does_not_wait_for_ever_for_a_step_that_hangs(core: FakeCore) -> None:
+    core.may_step.clear()
+    thread = EngineThread(core, EngineMetrics(), close_seconds=0.05)
+    heard = Heard()
+    thread.submit([request("long", max_tokens=100)], heard)
+    assert core.is_stepping.wait(20)
+
+    thread.close()
+
+    assert "while a step hung" in str(heard.ends(1)["long"])
+    core.may_step.set()
 
 
 def test_a_snapshot_is_taken_between_steps(thread: EngineThread) -> None:
