@@ -14,6 +14,7 @@ from headway_runtime.compiling import ahead, order
 from headway_runtime.compiling.ahead import KernelsAhead, kernels_ahead
 from headway_runtime.compiling.order import CompileOrder
 from headway_runtime.config import EngineConfig
+from headway_runtime.kernels.triton import overlap
 from headway_runtime.kernels.triton.launch import Gpu, imagine
 from headway_runtime.parallel.ranks import OnlyRank
 from headway_runtime.parallel.share import Share
@@ -113,3 +114,16 @@ def test_a_start_that_fails_leaves_no_process(engine_of: Engine, monkeypatch: py
 def test_a_cpu_has_nothing_compiled(engine_of: Engine) -> None:
     with kernels_ahead(engine_of(device="cpu"), torch.device("cpu"), OnlyRank()) as begun:
         assert begun is None
+
+
+def test_launches_that_overlap_are_of_kernels_of_their_own(
+    engine_of: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = engine_of()
+    monkeypatch.setattr(overlap, "ENABLED", False)
+    order_of(config).done()
+    assert order_of(config).is_done
+
+    monkeypatch.setattr(overlap, "ENABLED", True)
+
+    assert not order_of(config).is_done

@@ -12,6 +12,7 @@ import torch
 import triton
 
 from headway_runtime.config import EngineConfig
+from headway_runtime.kernels.triton import overlap
 from headway_runtime.kernels.triton.launch import Gpu
 from headway_runtime.parallel.share import Share
 from headway_runtime.quantization.choice import OLD_FILES, OTHER_FILES
@@ -59,7 +60,9 @@ class CompileOrder:
             speculative=None if speculative is None else replace(speculative, model_path=None),
         )
         found = hashlib.sha256()
-        for told in (neutral, self.gpu, self.share.size, torch.__version__, triton.__version__):
+        versions = torch.__version__, triton.__version__
+        # Launches that overlap are of kernels of their own.
+        for told in (neutral, self.gpu, self.share.size, *versions, overlap.ENABLED):
             found.update(repr(told).encode() + b"\n")
         folders = [config.model_path, None if speculative is None else speculative.model_path]
         files = [Path(folder, name) for folder in folders if folder is not None for name in MODEL_FILES]
