@@ -43,6 +43,7 @@ from headway_runtime.served_dtype import log_choice, served_dtype
 from headway_runtime.speculator import Speculator, load_draft
 from headway_runtime.start_memory import StartMemory
 from headway_runtime.start_timeline import StartTimeline
+from headway_runtime.step_errors import ends_its_step_alone
 from headway_runtime.thread_governor import ThreadGovernor, can_tell_waiting
 from headway_runtime.token_feed import TokenFeed
 
@@ -168,6 +169,7 @@ class Runner(AdaptersOnRanks, StepsOnRanks):
         """End the other ranks, if this is the first of several. Nothing may be computed afterwards."""
         self.ranks.close()
 
+    @ends_its_step_alone
     @on_all_ranks
     @torch.inference_mode()
     def clear_blocks(self, blocks: "array[int]") -> None:
@@ -177,6 +179,7 @@ class Runner(AdaptersOnRanks, StepsOnRanks):
         if self._speculator is not None:
             self._speculator.clear_blocks(index)
 
+    @ends_its_step_alone
     @on_all_ranks
     @torch.inference_mode()
     def copy_blocks(self, stores: list[tuple[int, int]], loads: list[tuple[int, int]]) -> tuple[float, float]:

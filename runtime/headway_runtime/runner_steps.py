@@ -20,6 +20,7 @@ from headway_runtime.parallel.ranks import on_all_ranks
 from headway_runtime.parallel.step_batch import StepBatch, step_batch
 from headway_runtime.pending_step import PendingSamples, PendingStep, asked_logprobs
 from headway_runtime.sampler import Sampler
+from headway_runtime.step_errors import ends_its_step_alone
 from headway_runtime.step_inputs import StepInputBuilder, StepInputs
 from headway_runtime.thread_governor import ThreadGovernor
 from headway_runtime.token_feed import TokenFeed
@@ -55,6 +56,7 @@ class StepsOnRanks(GraphsOnRanks):
         """Compute all chunks, and a sample after each one that reaches its last known token."""
         return self.read(self.launch(batch))
 
+    @ends_its_step_alone
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingStep:
         """Begin to; on a GPU without waiting for anything, but for guesses.
@@ -129,6 +131,7 @@ class StepsOnRanks(GraphsOnRanks):
                 self._feed.expect(sum(one.num_tokens for one in chunks), self._device)
             self._end_step(began_at)
 
+    @ends_its_step_alone
     @torch.inference_mode()
     def read(self, pending: PendingStep) -> StepResult:
         """Wait for a step, the first of those that were launched. One with prompts' log-probabilities must be
