@@ -73,3 +73,30 @@ def test_a_gpu_has_triton_kernels_where_it_is_new_enough(
 
     assert kernel_choice.uses_triton(torch.device("cuda", 0)) == want
     kernel_choice._runs_triton.cache_clear()
+
+
+def on_rocm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PyTorch for AMD's GPUs, where an MI300X tells capability 9.4."""
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 4))
+    kernel_choice._runs_triton.cache_clear()
+
+
+def test_a_gpu_of_amds_has_pytorchs_operators(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv(kernel_choice.VARIABLE, raising=False)
+    on_rocm(monkeypatch)
+
+    assert not kernel_choice.uses_triton(torch.device("cuda", 0))
+    assert "they are for CUDA, this PyTorch is built for ROCm" in caplog.text
+    kernel_choice._runs_triton.cache_clear()
+
+
+def test_triton_on_a_gpu_of_amds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(kernel_choice.VARIABLE, "triton")
+    on_rocm(monkeypatch)
+
+    with pytest.raises(ConfigError, match=r"HEADWAY_KERNELS='triton'.* built for ROCm"):
+        kernel_choice.uses_triton(torch.device("cuda", 0))
+    kernel_choice._runs_triton.cache_clear()

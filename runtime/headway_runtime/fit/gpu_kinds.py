@@ -22,7 +22,7 @@ MULTIPROCESSORS_UNTOLD = 148
 @dataclass(frozen=True, slots=True)
 class GpuKind:
     """fp8_flops, int8_flops: of 8-bit floats and integers; None where they are not multiplied, or not told.
-    has_bfloat16: whether matrix units know it.
+    has_bfloat16: whether matrix units know it. has_cuda: or ROCm.
 
     capability: as CUDA numbers it, 90 for 9.0; AMD's as PyTorch does. num_multiprocessors: or compute units.
     """
@@ -38,10 +38,12 @@ class GpuKind:
     num_multiprocessors: int
     int8_flops: float | None = None
     has_bfloat16: bool = True
+    has_cuda: bool = True
 
     @property
     def runs_triton(self) -> bool:
-        return self.capability >= LEAST_CAPABILITY
+        """Whether Triton's kernels run, which are written for CUDA."""
+        return self.has_cuda and self.capability >= LEAST_CAPABILITY
 
 
 def gpu_placement(dtype: StoredDtype, kind: GpuKind | None) -> Placement:
@@ -65,6 +67,7 @@ def _kind(
     int8_teraops: float,
     *,
     has_bfloat16: bool = True,
+    has_cuda: bool = True,
 ) -> GpuKind:
     fp8 = None if fp8_teraflops is None else fp8_teraflops * TERA
     return GpuKind(
@@ -79,6 +82,7 @@ def _kind(
         num_multiprocessors,
         int8_teraops * TERA,
         has_bfloat16,
+        has_cuda,
     )
 
 
@@ -136,6 +140,7 @@ GPU_KINDS: dict[str, GpuKind] = {
             94,
             304,
             2614.9,
+            has_cuda=False,
         ),
     )
 }

@@ -1,4 +1,4 @@
-"""Whose kernels layers get: Triton's on a GPU and our CPU kernels on a CPU, unless told otherwise.
+"""Whose kernels layers get: Triton's on NVIDIA's GPUs and our CPU kernels on a CPU, unless told otherwise.
 
 HEADWAY_KERNELS says otherwise, for all devices: "torch" leaves everything to PyTorch's operators, "triton"
 asks for Triton's also on a CPU, where they are interpreted, which is slow and for tests. It is read once.
@@ -35,10 +35,15 @@ def forget_choice() -> None:
 
 
 def uses_triton(device: torch.device) -> bool:
-    """ConfigError if they are asked for on a CPU and Triton does not interpret."""
+    """ConfigError if they are asked for on a CPU and Triton does not interpret, or on a GPU of AMD's."""
     if device.type == "meta":
         return True  # stands for a GPU that has them, while they are compiled for it
     if device.type == "cuda":
+        if _choice() == "triton" and torch.version.hip is not None:
+            raise ConfigError(
+                f"{VARIABLE}='triton': Triton's kernels here are written for CUDA, and this PyTorch is built "
+                f"for ROCm; leave it out, and PyTorch's operators are used"
+            )
         return _choice() != "torch" and _runs_triton(device)
     if device.type != "cpu" or _choice() != "triton":
         return False
@@ -53,7 +58,11 @@ def uses_triton(device: torch.device) -> bool:
 
 @cache
 def _runs_triton(device: torch.device) -> bool:
-    """Whether a GPU is new enough, and Triton is there."""
+    """Whether a GPU is NVIDIA's and new enough, and Triton is there."""
+    if torch.version.hip is not None:
+        # Whatever capability it tells: kernels have PTX in them, and launches that only CUDA knows.
+        logger.warning("no Triton kernels: they are for CUDA, this PyTorch is built for ROCm; steps are slow")
+        return False
     found = torch.cuda.get_device_capability(device)
     if found < LEAST_CAPABILITY:
         logger.info("no Triton kernels: they need compute capability 8.0, this GPU has %d.%d", *found)
