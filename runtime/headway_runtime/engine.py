@@ -287,8 +287,11 @@ class EngineCore:
 
         If the runner fails, the requests of that step end with FinishReason.ERROR and the engine goes on;
         a device that no longer works makes the runner's exception pass through. While all requests wait for
-        their grammars, it waits with them for a moment.
+        their grammars, it waits with them for a moment. A form that many steps have lacked is recorded first.
         """
+        if self._runner.lacks_a_form:
+            self._runner.record_missed()
+            self._tell_graph_bytes()
         refused = self._take_grammars() if self._grammars else []
         done = self._steps.step(now)
         if done is None:

@@ -11,8 +11,9 @@ and adapters run kernel by kernel altogether, as all steps do where there are no
 the same either way; rows of nobody may have products choose the form for more rows, whose sums are rounded in
 another order.
 
-Some forms are recorded at the start, the others by and by while there is nothing else to do. A step takes the
-smallest one there is that holds it. If recording fails, that is said once, and what there is, is used.
+Some forms are recorded at the start, the others by and by while there is nothing else to do, and between two
+steps when many have lacked one (`misses.py`). A step takes the smallest one there is that holds it. If
+recording fails, that is said once, and what there is, is used.
 
 Of several ranks each records its share, sums over ranks included, and all have the same recordings: they
 agree on each. The first one says which one a step takes, draws, and has its tokens sent to the others.
@@ -36,6 +37,7 @@ from headway_runtime.draws import block_size_of
 from headway_runtime.graphs.capture import Capturer, Graph
 from headway_runtime.graphs.forms import FormPlan, StepForm
 from headway_runtime.graphs.graph_memory import GraphMemory
+from headway_runtime.graphs.misses import FormMisses
 from headway_runtime.graphs.sizes import smallest_that_holds
 from headway_runtime.graphs.step_buffers import Placed, StepBuffers
 from headway_runtime.kernels.triton.draw import draw
@@ -107,6 +109,7 @@ class DecodeGraphs:
             for forms in (plan.first, plan.later)
         )
         self._wanted, self._num_first = [*first, *later], len(first)
+        self._misses = FormMisses()
         self._graphs: dict[StepForm, _Recorded] = {}
         # Of each kind, by what it has of a form beside rows: their numbers, ascending.
         self._sizes: dict[tuple[bool, bool], list[int]] = {}
@@ -136,23 +139,35 @@ class DecodeGraphs:
         """Whether nothing is left to be recorded."""
         return not self._wanted
 
+    @property
+    def next_form(self) -> StepForm:
+        """What is recorded next while idle. Only while something is left."""
+        return self._wanted[0]
+
+    @property
+    def missed_form(self) -> StepForm | None:
+        """What is to be recorded though there are steps to do, as many of them have lacked it."""
+        return self._misses.due
+
     def capture_first(self) -> None:
         """Record the forms that the start waits for."""
         for _ in range(self._num_first):
             if self._wanted:
-                self.capture_next()
+                self.capture(self.next_form)
         if self._graphs:
             logger.info(
-                "steps of %s are recorded, %.0f MB; %d more follow while idle",
+                "steps of %s are recorded, %.0f MB; %d more follow while idle, or as steps lack them",
                 self._told_forms(),
                 self._memory.num_bytes / 1e6,
                 len(self._wanted),
             )
 
     @torch.inference_mode()
-    def capture_next(self) -> None:
-        """Record one more form. No step may be under way whose tokens are still wanted."""
-        form = self._wanted.pop(0)
+    def capture(self, form: StepForm) -> None:
+        """Record one that is left. No step may run; one that has not been read keeps its tokens, of which
+        `tokens` and `samples` are copies."""
+        self._wanted.remove(form)
+        self._misses.forget(form)
         if not self._all_agree(not self._memory.is_full):
             logger.info(
                 "recorded steps take %d bytes of the %s set aside; %d are left out, the first of %s",
@@ -161,7 +176,7 @@ class DecodeGraphs:
                 1 + len(self._wanted),
                 form.told,
             )
-            self._wanted.clear()
+            self._give_up()
             return
         self._latest = None
         error = self._captured(form)
@@ -169,7 +184,7 @@ class DecodeGraphs:
             insort(self._sizes.setdefault((form.has_several, form.draws), []), form.num_rows)
             return
         self._graphs.pop(form, None)
-        self._wanted.clear()
+        self._give_up()
         logger.warning(
             "a decode step of %s cannot be recorded (%s); %s used, and other steps run kernel by kernel; "
             "--enforce-eager leaves recording out",
@@ -195,7 +210,10 @@ class DecodeGraphs:
             return None
         has_several = most_queries > 1
         size = smallest_that_holds(self._sizes.get((has_several, draws), ()), num_rows)
-        return None if size is None else StepForm(size, has_several, draws)
+        found = None if size is None else StepForm(size, has_several, draws)
+        if self._wanted:
+            self._misses.look(self._wanted, found, StepForm(num_rows, has_several, draws))
+        return found
 
     def replay(
         self,
@@ -237,6 +255,12 @@ class DecodeGraphs:
         tokens = self.tokens
         on_host, moment = transfers.brought(tokens), transfers.Moment(tokens.device)
         return PendingSamples(tokens, on_host, params, {}, (), None, moment)
+
+    def _give_up(self) -> None:
+        """Nothing more is recorded."""
+        for form in self._wanted:
+            self._misses.forget(form)
+        self._wanted.clear()
 
     def _captured(self, form: StepForm) -> Exception | None:
         """What it failed for."""

@@ -4,8 +4,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from headway_runtime import transfers
 from headway_runtime.adapters.adapted_linear import AdapterBank
 from headway_runtime.config import EngineConfig
+from headway_runtime.graphs.forms import StepForm
 from headway_runtime.graphs.opening import GraphOpener, GraphPlan, graph_plan, make_opener
 from headway_runtime.layers.attention import KVCache
 from headway_runtime.models.model import Model
@@ -46,18 +48,36 @@ class GraphsOnRanks:
         return any(one is not None and not one.is_complete for one in (self._graphs, self._draft_graphs))
 
     def record_next(self) -> None:
-        """Record one more form of steps. No step may be under way."""
-        if self._graphs is not None and not self._graphs.is_complete:
-            self._record_next()
-        elif self._draft_graphs is not None and not self._draft_graphs.is_complete:
-            self._draft_graphs.capture_next()
+        """Record one more form of steps, while there is nothing else to do."""
+        graphs, draft = self._graphs, self._draft_graphs
+        if graphs is not None and not graphs.is_complete:
+            self._record(graphs.next_form)
+        elif draft is not None and not draft.is_complete:
+            draft.capture(draft.next_form)
+
+    @property
+    def lacks_a_form(self) -> bool:
+        """Whether many steps have lacked one that is not recorded yet."""
+        return any(
+            one is not None and one.missed_form is not None for one in (self._graphs, self._draft_graphs)
+        )
+
+    def record_missed(self) -> None:
+        """Record that one, between two steps; the one before may be unread, and is waited for."""
+        graphs, draft = self._graphs, self._draft_graphs
+        if graphs is not None and graphs.missed_form is not None:
+            self._record(graphs.missed_form)
+        elif draft is not None and draft.missed_form is not None:
+            transfers.Moment(self._device).wait()
+            draft.capture(draft.missed_form)
 
     @on_all_ranks
-    def _record_next(self) -> None:
+    def _record(self, form: StepForm) -> None:
         assert self._graphs is not None, "ranks agree on what is recorded"
+        transfers.Moment(self._device).wait()
         if self._bank is not None:
             self._bank.rows = None  # recorded steps are without adapters
-        self._graphs.capture_next()
+        self._graphs.capture(form)
 
     @property
     def _draft_graphs(self) -> "DecodeGraphs | None":

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from headway_runtime.config import Envelope, Limits, ParallelConfig, SpeculativeConfig
+from headway_runtime.graphs import misses
 from headway_runtime.graphs.forms import StepForm
 from headway_runtime.graphs.recording import RecordedCollectives, Recorder
 from headway_runtime.models.decoder import Decoder
@@ -129,6 +130,33 @@ def test_guesses_are_checked_on_both_ranks_as_on_one(
     assert drafts.num_accepted > 0.5 * drafts.num_tokens > 0
     # All but those of prompts.
     assert driver.num_recorded_steps >= driver.num_steps - 3
+
+
+@pytest.mark.parametrize("overlaps", [False, True], ids=["one by one", "overlapping"])
+def test_what_steps_lack_all_ranks_record_between_the_same_two(
+    *,
+    overlaps: bool,
+    start: Callable[..., Any],
+    start_pair: Callable[..., Any],
+    write_model: Callable[..., Path],
+    generator: torch.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only the first one counts."""
+    monkeypatch.setattr(misses, "MOST_MISSES", 2)
+    folder = write_model()
+    state = generator.get_state()
+    answers = []
+    for make, changes in ((start, {"enforce_eager": True}), (start_pair, {"overlap": overlaps})):
+        generator.set_state(state)
+        driver = make(folder, cuda_graph_sizes=(2, 3, 6), **changes)
+        add_all(driver, generator)
+        answers.append(driver.run())
+
+    assert answers[0] == answers[1]
+    # While one of three is biased; the start records none that end in logits.
+    assert StepForm(3, draws=False) in driver.graphs.forms
+    assert driver.num_recorded_steps > 0
 
 
 class OnlyOnce(Recorder):

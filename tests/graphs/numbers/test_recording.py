@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from headway_runtime import transfers
+from headway_runtime.graphs import misses
 from headway_runtime.graphs.forms import StepForm
 from headway_runtime.graphs.recording import Recorder
 from headway_runtime.kernels.triton.norm import Norm
@@ -49,6 +51,61 @@ def test_recording_between_requests_changes_no_cached_prefix(
     for driver in (plain, recording):
         driver.add("again", prompt, max_tokens=3, temperature=0.0)
     assert recording.run() == plain.run()
+
+
+@pytest.mark.parametrize("overlaps", [False, True], ids=["one by one", "overlapping"])
+def test_what_many_steps_have_lacked_is_recorded_between_them(
+    *, overlaps: bool, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of three sequences run as six until then, and those that end in logits kernel by kernel."""
+    monkeypatch.setattr(misses, "MOST_MISSES", 4)
+    answers = []
+    for changes in ({"enforce_eager": True}, {"overlap": overlaps}):
+        driver = start(**changes)
+        for number in range(3):
+            driver.add(str(number), [5 + number, 6], max_tokens=9 + 6 * number, temperature=0.0)
+        driver.add("biased", [7, 8], max_tokens=2, logit_bias=((3, 2.0),), temperature=0.0)
+        if driver.engine._runner.graphs is not None:
+            assert driver.graphs.forms == {StepForm(1), StepForm(6)}
+            first_bytes = driver.metrics.snapshot().cuda_graph_bytes
+        answers.append(driver.run())
+
+    assert answers[0] == answers[1]
+    # Of three sequences and of two; the last runs as one sequence, which was recorded at the start.
+    assert driver.graphs.forms == {StepForm(size) for size in (1, 2, 4, 6)}
+    assert driver.metrics.snapshot().cuda_graph_bytes > first_bytes
+    for number in range(6):
+        driver.add(f"penalized {number}", [9], max_tokens=2, frequency_penalty=0.5, temperature=0.0)
+        driver.run()
+    assert StepForm(1, draws=False) in driver.graphs.forms
+
+
+def test_a_step_that_runs_is_waited_for_before_anything_is_recorded(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(misses, "MOST_MISSES", 1)
+    driver = start()
+    events: list[str] = []
+    wait, warm = transfers.Moment.wait, Recorder.warm
+
+    def waited(self: transfers.Moment) -> None:
+        events.append("wait")
+        wait(self)
+
+    def warmed(self: Recorder, work: Callable[[], None]) -> None:
+        events.append("warm")
+        warm(self, work)
+
+    monkeypatch.setattr(transfers.Moment, "wait", waited)
+    monkeypatch.setattr(Recorder, "warm", warmed)
+    for number in range(2):
+        driver.add(str(number), [5 + number, 6], max_tokens=6, temperature=0.0)
+    while StepForm(2) not in driver.graphs.forms:
+        assert driver.engine.has_work
+        events.clear()
+        driver.step()
+
+    assert events[: events.index("warm")] == ["wait"]
 
 
 class Bounded(Recorder):
