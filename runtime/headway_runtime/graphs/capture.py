@@ -28,6 +28,9 @@ class Capturer(Protocol):
     def capture(self, work: Callable[[], None]) -> Graph:
         """Record what `work` launches, without running it. RuntimeError for work that cannot be recorded."""
 
+    def give_back(self) -> None:
+        """Memory that nobody uses, to the device."""
+
     def used_bytes(self) -> int:
         """Of the device's memory, by all and everything; what recording takes shows in it."""
 
@@ -59,6 +62,10 @@ class CudaCapturer:
             graph.capture_end()
         torch.cuda.synchronize(self._device)
         return graph
+
+    def give_back(self) -> None:
+        gc.collect()
+        torch.cuda.empty_cache()
 
     def used_bytes(self) -> int:
         free, total = torch.cuda.mem_get_info(self._device)

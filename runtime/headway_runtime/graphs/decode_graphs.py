@@ -13,7 +13,8 @@ another order.
 
 Some forms are recorded at the start, the others by and by while there is nothing else to do, and between two
 steps when many have lacked one (`misses.py`). A step takes the smallest one there is that holds it. If
-recording fails, that is said once, and what there is, is used.
+recording fails, that is said once, and what there is, is used. If it fails for want of memory, of which other
+forms may need less, it is tried once more with all that can be had, and then that form alone is left out.
 
 Of several ranks each records its share, sums over ranks included, and all have the same recordings: they
 agree on each. The first one says which one a step takes, draws, and has its tokens sent to the others.
@@ -52,8 +53,8 @@ from headway_runtime.request import SamplingParams
 logger = logging.getLogger(__name__)
 
 NO_SOURCES: Mapping[int, int] = MappingProxyType({})
-# What a step may raise for which nothing is wrong but that it cannot be recorded.
-RECORDING_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, TritonError)
+# What a step may raise for which nothing is wrong but that it cannot be recorded; OSError of kernels' folder.
+RECORDING_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, OSError, TritonError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +180,17 @@ class DecodeGraphs:
             self._give_up()
             return
         self._latest = None
-        error = self._captured(form)
-        if self._all_agree(error is None):
-            insort(self._sizes.setdefault((form.has_several, form.draws), []), form.num_rows)
-            return
-        self._graphs.pop(form, None)
-        self._give_up()
+        for has_tried in (False, True):
+            if has_tried:
+                self._capturer.give_back()
+            error = self._captured(form)
+            if self._all_agree(error is None):
+                insort(self._sizes.setdefault((form.has_several, form.draws), []), form.num_rows)
+                return
+            self._graphs.pop(form, None)
+            if not self._all_agree(_is_short_of_memory(error)):
+                self._give_up()
+                break
         logger.warning(
             "a decode step of %s cannot be recorded (%s); %s used, and other steps run kernel by kernel; "
             "--enforce-eager leaves recording out",
@@ -263,7 +269,7 @@ class DecodeGraphs:
         self._wanted.clear()
 
     def _captured(self, form: StepForm) -> Exception | None:
-        """What it failed for."""
+        """What it failed for, without its frames, which hold memory."""
         work = partial(self._step, form)
         # Nobody's rows alone, so that warming up changes no sequence's KV.
         self.buffers.fill((), form, NO_SOURCES, [])
@@ -272,12 +278,12 @@ class DecodeGraphs:
         except RECORDING_ERRORS as error:
             if self._group.size > 1:
                 raise  # the other ranks wait for this one's numbers, as in any step
-            return error
+            return error.with_traceback(None)
         used_before, exchanged_before = self._capturer.used_bytes(), self._group.traffic.snapshot()
         try:
             graph = self._capturer.capture(work)
         except RECORDING_ERRORS as error:
-            return error
+            return error.with_traceback(None)
         finally:
             exchanged = self._group.traffic.set_back(exchanged_before)
         self._graphs[form] = _Recorded(graph, exchanged)
@@ -322,6 +328,11 @@ class DecodeGraphs:
 
     def _told_forms(self) -> str:
         return ", ".join(form.told for form in sorted(self._graphs, key=lambda form: -form.num_rows))
+
+
+def _is_short_of_memory(error: Exception | None) -> bool:
+    """Or nothing is wrong here: with whatever else it is, another try would end alike."""
+    return error is None or isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
 
 
 def _is_plain(chunk: Chunk) -> bool:

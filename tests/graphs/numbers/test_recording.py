@@ -136,6 +136,52 @@ def test_no_more_memory_is_taken_than_was_set_aside(
     assert driver.metrics.snapshot().cuda_graph_bytes == logits + (5 << 20)
 
 
+class Short(Recorder):
+    """A device without room for some tries, which `failing` numbers."""
+
+    def __init__(self, failing: set[int]) -> None:
+        super().__init__()
+        self.failing, self.num_tries, self.num_given_back = failing, 0, 0
+
+    def give_back(self) -> None:
+        self.num_given_back += 1
+
+    def capture(self, work: Callable[[], None]) -> Any:
+        self.num_tries += 1
+        if self.num_tries - 1 in self.failing:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().capture(work)
+
+
+@pytest.mark.parametrize(
+    ("failing", "left_out"),
+    [
+        pytest.param({1}, set(), id="there is room once memory is given back"),
+        pytest.param({2, 3}, {StepForm(4)}, id="there is none for that one"),
+    ],
+)
+def test_without_memory_for_a_form_the_others_are_recorded(
+    failing: set[int],
+    left_out: set[StepForm],
+    start: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The start records 6 and 1, then follow 4 and 2 and those that end in logits."""
+    recorder = Short(failing)
+    driver = start(recorder=recorder)
+    driver.record_all()
+
+    planned = {StepForm(size, draws=draws) for size in (1, 2, 4, 6) for draws in (True, False)}
+    assert driver.graphs.forms == planned - left_out
+    assert recorder.num_given_back == 1
+    warnings = [one.getMessage() for one in caplog.records if "cannot be recorded" in one.getMessage()]
+    assert len(warnings) == len(left_out)
+    assert all("4 sequences cannot be recorded (OutOfMemoryError" in one for one in warnings)
+    for number in range(3):
+        driver.add(str(number), [5, 6], max_tokens=4, temperature=0.0)
+    assert all(len(tokens) == 4 for tokens in driver.run().values())
+
+
 def test_a_wait_for_the_device_is_found_and_steps_run_plainly(
     start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
