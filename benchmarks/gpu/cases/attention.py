@@ -60,13 +60,17 @@ def decode_case(
     *,
     dtype: torch.dtype = torch.bfloat16,
     scoring: Scoring | None = None,
+    skipped: int = 0,
     tolerance: float = 1e-2,
 ) -> Case:
-    """lengths: rows and whole context of each sequence. dtype: of queries, and of a cache without codes."""
+    """lengths: rows and whole context of each sequence. dtype: of queries, and of a cache without codes.
+
+    skipped: blocks that lie in front of all that are used, and take memory alone.
+    """
     heads, own = heads_of(model), scoring or Scoring(model.head_dim**-0.5)
 
     def make(generator: Generator) -> Work:
-        inputs = paged_inputs(heads, lengths, kv, dtype, generator)
+        inputs = paged_inputs(heads, lengths, kv, dtype, generator, skipped)
         which = inputs.which
         workspace = make_workspace(heads, which.max_queries, which.num_sequences, generator.device)
 
@@ -97,13 +101,14 @@ def prefill_case(
     *,
     dtype: torch.dtype = torch.bfloat16,
     scoring: Scoring | None = None,
+    skipped: int = 0,
     tolerance: float = 1e-2,
 ) -> Case:
     """As `decode_case`."""
     heads, own = heads_of(model), scoring or Scoring(model.head_dim**-0.5)
 
     def make(generator: Generator) -> Work:
-        inputs = paged_inputs(heads, lengths, kv, dtype, generator)
+        inputs = paged_inputs(heads, lengths, kv, dtype, generator, skipped)
 
         def run() -> Result:
             numbers, scales = inputs.kv.numbers, inputs.kv.scales
@@ -135,14 +140,19 @@ def _exact(
 
 
 def paged_inputs(
-    heads: HeadShape, lengths: Lengths, kv: KVName, dtype: torch.dtype, generator: Generator
+    heads: HeadShape,
+    lengths: Lengths,
+    kv: KVName,
+    dtype: torch.dtype,
+    generator: Generator,
+    skipped: int = 0,
 ) -> PagedInputs:
-    """All that is nobody's is NaN, but for int8, which has none."""
+    """All that is nobody's is NaN, but for int8, which has none, and for skipped blocks, which are zeros."""
     device = generator.device
     counts = [-(-context // heads.block_size) for _, context in lengths]
     # The null block, and one that tables name where they say nothing.
     num_blocks = sum(counts) + 2
-    cache = layer_kv(heads, num_blocks, kv, dtype, device)
+    cache = layer_kv(heads, skipped + num_blocks, kv, dtype, device)
     order = torch.randperm(num_blocks - 1, generator=generator, device=device) + 1
     tables = order[-1].repeat(len(lengths), max(counts)).int()
     is_owned = torch.zeros(num_blocks, heads.block_size, dtype=torch.bool, device=device)
@@ -153,7 +163,7 @@ def paged_inputs(
         places = torch.arange(count * heads.block_size, device=device) < context
         is_owned[own] = places.view(count, heads.block_size)
         first += count
-    _fill(cache, is_owned, generator)
+    _fill(behind(cache, skipped), is_owned, generator)
     ends = torch.tensor([0, *(rows for rows, _ in lengths)], device=device).cumsum(0).int()
     contexts = torch.tensor([context for _, context in lengths], dtype=torch.int32, device=device)
     num_rows, num_heads = sum(rows for rows, _ in lengths), heads.num_kv_heads * heads.num_groups
@@ -161,7 +171,7 @@ def paged_inputs(
     return PagedInputs(
         normal(generator, num_rows, width, dtype=dtype),
         cache,
-        PagedRows(ends, contexts, tables, num_rows, max(rows for rows, _ in lengths)),
+        PagedRows(ends, contexts, tables + skipped, num_rows, max(rows for rows, _ in lengths)),
         torch.full((num_rows, num_heads * heads.head_dim), torch.nan, dtype=dtype, device=device),
     )
 
@@ -173,6 +183,11 @@ def layer_kv(
     shape = KVShape(1, num_blocks, heads.block_size, heads.num_kv_heads, heads.head_dim)
     kept = dtype if kv == "bfloat16" else KEPT[kv]
     return KVCache(shape, heads.num_groups, dtype, device, [], kept).layers[0]
+
+
+def behind(cache: LayerKV, skipped: int) -> LayerKV:
+    """Its blocks but for the first so many."""
+    return LayerKV(cache.numbers[skipped:], None if cache.scales is None else cache.scales[skipped:])
 
 
 def _fill(cache: LayerKV, is_owned: Tensor, generator: Generator) -> None:

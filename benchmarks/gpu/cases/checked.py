@@ -10,9 +10,10 @@ from itertools import chain
 from typing import Literal
 
 import torch
-from benchmarks.gpu.cases.attention import Lengths, decode_case, prefill_case
+from benchmarks.gpu.cases.attention import BLOCK_SIZE, Lengths, decode_case, prefill_case
 from benchmarks.gpu.cases.case import Case
 from benchmarks.gpu.cases.experts import (
+    broken_choice_case,
     choice_case,
     experts_case,
     inputs_case,
@@ -31,7 +32,7 @@ from benchmarks.gpu.cases.products import (
     plain_numbers_case,
     thin_case,
 )
-from benchmarks.gpu.cases.sampling import blocks_case, draw_case, edit_case, logprobs_case
+from benchmarks.gpu.cases.sampling import blocks_case, broken_draw_case, draw_case, edit_case, logprobs_case
 from benchmarks.gpu.cases.timed import FORMS, KV_NAMES, SAMPLINGS
 from benchmarks.gpu.costs import ModelShape
 
@@ -63,6 +64,8 @@ SHORT_DECODES: Lengths = [(1, 1), (1, 17), (1, 40)]
 SHORT_GUESSES: Lengths = [(2, 20), (1, 5)]
 SHORT_CHUNKS: Lengths = [(1, 1), (20, 20), (7, 30)]
 FLOAT32_TOLERANCE = 1e-4
+# Numbers of a layer in front of what is read: no 32-bit integer counts those behind. 4.3 GB in bfloat16.
+SKIPPED_NUMBERS = 2**31
 
 
 def checked_cases(*, is_smoke: bool) -> list[Case]:
@@ -107,6 +110,14 @@ def _attention(*, is_smoke: bool) -> Iterator[Case]:
     for dtype, tolerance in ((torch.float16, 2e-3), (torch.float32, FLOAT32_TOLERANCE)):
         yield decode_case(f"decodes, {dtype}", usual, decodes, dtype=dtype, tolerance=tolerance)
         yield prefill_case(f"chunks, {dtype}", usual, chunks, dtype=dtype, tolerance=tolerance)
+    skipped = skipped_blocks(is_smoke=is_smoke)
+    yield decode_case("decodes, blocks far behind", usual, decodes, skipped=skipped)
+    yield prefill_case("chunks, blocks far behind", usual, chunks, skipped=skipped)
+
+
+def skipped_blocks(*, is_smoke: bool) -> int:
+    """Of MODEL, on a GPU."""
+    return 3 if is_smoke else SKIPPED_NUMBERS // (2 * MODEL.num_kv_heads * BLOCK_SIZE * MODEL.head_dim)
 
 
 def _products(*, is_smoke: bool) -> Iterator[Case]:
@@ -175,6 +186,12 @@ def _experts(*, is_smoke: bool) -> Iterator[Case]:
         yield choice_case(f"choice of experts, {rows} rows", model, rows, normalizes=rows > 1)
         yield order_case(f"order of experts, {rows} rows", model, rows)
         yield sum_case(f"sum of experts, {rows} rows", model, rows)
+    for num_experts in (5, 8):
+        own = replace(MIXTURE, num_experts=num_experts)
+        yield experts_case(f"a row of NaN to {num_experts} experts", own, 23, is_broken=True)
+        for normalizes in (False, True):
+            name = f"choice of {num_experts} by no numbers{', normalized' if normalizes else ''}"
+            yield broken_choice_case(name, own, normalizes=normalizes)
 
 
 def _fused(*, is_smoke: bool) -> Iterator[Case]:
@@ -192,6 +209,9 @@ def _fused(*, is_smoke: bool) -> Iterator[Case]:
         for kv in KV_NAMES:
             rows = 5 if is_smoke else 21
             yield rotate_case(f"rotate and store, heads of {head_dim}, {kv}", model, rows, kv)
+    skipped = skipped_blocks(is_smoke=is_smoke)
+    model = replace(MODEL, head_dim=16) if is_smoke else MODEL
+    yield rotate_case("rotate and store, blocks far behind", model, 21, skipped=skipped)
 
 
 def _sampling(*, is_smoke: bool) -> Iterator[Case]:
@@ -207,3 +227,5 @@ def _sampling(*, is_smoke: bool) -> Iterator[Case]:
         yield logprobs_case(f"log-probabilities of {vocab_size}", 4, vocab_size, 5)
         for name, params in every.items():
             yield draw_case(f"draws of {vocab_size}, {name}", 3 if is_smoke else 16, vocab_size, params)
+        for name in ("greedy", "all filters"):
+            yield broken_draw_case(f"draws of {vocab_size} from no numbers, {name}", vocab_size, every[name])

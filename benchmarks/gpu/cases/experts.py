@@ -35,10 +35,11 @@ def experts_case(
     form: Form | None = None,
     *,
     dtype: torch.dtype = torch.bfloat16,
+    is_broken: bool = False,
 ) -> Case:
     """All of a layer's experts, from the router's logits on. form: of weights; None: plain ones.
 
-    dtype: of inputs.
+    dtype: of inputs. is_broken: the first row's logits are NaN, and all others' results are what they were.
     """
     bits = 8.0 * dtype.itemsize if form is None else WEIGHT_BITS[FORM_WEIGHTS[form]]
 
@@ -49,6 +50,21 @@ def experts_case(
         logits = normal(generator, rows, model.num_experts)
         products_of = NumberProduct(gate_up), NumberProduct(down)
         fused = FusedExperts(*products_of, "silu", model.num_used, normalizes=True)
+        if is_broken:
+            given = logits.clone()
+            given[0] = torch.nan
+
+            def shown(found: Tensor) -> Result:
+                return found[1:], found[0].isnan().int()
+
+            return Work(
+                lambda: fused(x, given),
+                lambda: (
+                    _exact(x, logits, gate_up, down, model)[1:],
+                    torch.ones_like(x[0], dtype=torch.int32),
+                ),
+                shown,
+            )
         return Work(
             lambda: fused(x, logits),
             lambda: _exact(x, logits, gate_up, down, model),
@@ -127,6 +143,34 @@ def choice_case(name: str, model: ModelShape, rows: int, *, normalizes: bool = T
 
     cost = Cost(rows * (experts * costs.NUMBER_BYTES + 2 * model.num_used * FLOAT_BYTES))
     return Case(name, orders.CHOICE_KERNEL, str(experts), make, cost, tolerance=1e-5)
+
+
+def broken_choice_case(name: str, model: ModelShape, *, normalizes: bool) -> Case:
+    """Rows that are no numbers choose experts that there are, by weights that are NaN."""
+    broken, rows, experts = [1, 2, 4], 6, model.num_experts
+
+    def make(generator: Generator) -> Work:
+        order = torch.rand(rows, experts, generator=generator, device=generator.device).argsort(-1)
+        logits = (order / 8 - 2).bfloat16()
+        logits[1, experts // 2], logits[4] = torch.nan, -torch.inf
+        logits[2, 0] = torch.inf
+
+        def shown(found: tuple[Tensor, Tensor]) -> Result:
+            weights, chosen = found
+            return weights.isnan().int(), ((chosen >= 0) & (chosen < experts)).int()
+
+        def exact() -> Result:
+            is_broken = torch.zeros(rows, model.num_used, dtype=torch.int32)
+            is_broken[broken] = 1
+            return is_broken, torch.ones_like(is_broken)
+
+        def run() -> tuple[Tensor, Tensor]:
+            return orders.choose_experts(logits, model.num_used, normalizes=normalizes)
+
+        return Work(run, exact, shown)
+
+    cost = Cost(rows * (experts * costs.NUMBER_BYTES + 2 * model.num_used * FLOAT_BYTES))
+    return Case(name, orders.CHOICE_KERNEL, str(experts), make, cost, tolerance=0.0)
 
 
 def order_case(name: str, model: ModelShape, rows: int) -> Case:

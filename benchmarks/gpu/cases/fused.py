@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as functional
 from benchmarks.gpu import costs
-from benchmarks.gpu.cases.attention import BLOCK_SIZE, heads_of, layer_kv
+from benchmarks.gpu.cases.attention import BLOCK_SIZE, behind, heads_of, layer_kv
 from benchmarks.gpu.cases.case import Case, Result, Work, as_it_is, normal
 from benchmarks.gpu.costs import KVName, ModelShape
 from torch import Generator, Tensor
@@ -74,8 +74,10 @@ def norm_case(
     return Case(name, "norm", str(1 << (size - 1).bit_length()), make, cost, tolerance)
 
 
-def rotate_case(name: str, model: ModelShape, rows: int, kv: KVName = "bfloat16") -> Case:
-    """Rows of one step, in blocks in random order."""
+def rotate_case(
+    name: str, model: ModelShape, rows: int, kv: KVName = "bfloat16", *, skipped: int = 0
+) -> Case:
+    """Rows of one step, in blocks in random order. skipped: blocks in front of these, that nobody uses."""
     heads = heads_of(model)
     num_heads = model.num_heads + 2 * model.num_kv_heads
     num_blocks = -(-rows // BLOCK_SIZE) + 1
@@ -83,7 +85,8 @@ def rotate_case(name: str, model: ModelShape, rows: int, kv: KVName = "bfloat16"
     def make(generator: Generator) -> Work:
         device = generator.device
         qkv = normal(generator, rows, num_heads * model.head_dim)
-        cache = layer_kv(heads, num_blocks, kv, torch.bfloat16, device)
+        whole = layer_kv(heads, skipped + num_blocks, kv, torch.bfloat16, device)
+        cache = behind(whole, skipped)
         slots = torch.randperm(num_blocks * BLOCK_SIZE, generator=generator, device=device)[:rows]
         positions = torch.randint(0, NUM_POSITIONS, (rows,), generator=generator, device=device)
         table = RotaryTable(Rope(500000.0, None), model.head_dim, NUM_POSITIONS, torch.bfloat16, device)
@@ -94,8 +97,10 @@ def rotate_case(name: str, model: ModelShape, rows: int, kv: KVName = "bfloat16"
         launcher = RotateAndStore(model.num_heads, model.num_kv_heads, model.head_dim, BLOCK_SIZE)
         query_size = model.num_heads * model.head_dim
 
+        late = slots + skipped * BLOCK_SIZE
+
         def run() -> None:
-            launcher(qkv, rotation, slots, cache.numbers, cache.scales, norms)
+            launcher(qkv, rotation, late, whole.numbers, whole.scales, norms)
 
         def exact() -> Result:
             own, kept = qkv.clone(), LayerKV(cache.numbers.clone(), _clone(cache.scales))

@@ -84,6 +84,33 @@ def draw_case(name: str, rows: int, vocab_size: int, params: SamplingParams) -> 
     return Case(name, "draw", DEFAULT, make, cost, DRAW_TOLERANCE)
 
 
+def broken_draw_case(name: str, vocab_size: int, params: SamplingParams) -> Case:
+    """Rows that are no numbers have no token; the one beside them has its own."""
+    block_size = block_size_of(vocab_size)
+    seeds = [7, 8, 9, 10]
+
+    def make(generator: Generator) -> Work:
+        device = generator.device
+        logits = logits_like_a_models(generator, len(seeds), vocab_size)
+        logits[1], logits[3] = torch.nan, -torch.inf
+        logits[2, vocab_size // 2] = torch.inf
+        positions = torch.arange(len(seeds), device=device) + 100
+        tokens = torch.full((len(seeds),), -7, device=device)
+        parameters = _parameters(params, seeds, positions)
+
+        def run() -> Tensor:
+            draw(logits, parameters, tokens, block_size, reads_places=False)
+            return tokens
+
+        def exact() -> Result:
+            (whole,) = _drawn_by_cpu(logits[:1].cpu(), params, seeds[:1], positions[:1].cpu()).tolist()
+            return torch.tensor([whole, -1, -1, -1])
+
+        return Work(run, exact)
+
+    return Case(name, "draw", DEFAULT, make, costs.vocabulary(len(seeds), vocab_size), tolerance=0.0)
+
+
 def edit_case(name: str, rows: int, vocab_size: int) -> Case:
     """Biases, penalties and a mask for each row."""
 
