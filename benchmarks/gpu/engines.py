@@ -11,7 +11,15 @@ from typing import Required, TypedDict, Unpack
 import torch
 from benchmarks.gpu.shapes import Shape
 
-from headway_runtime.config import Device, Dtype, EngineConfig, Envelope, Limits, SpeculativeConfig
+from headway_runtime.config import (
+    Device,
+    Dtype,
+    EngineConfig,
+    Envelope,
+    Limits,
+    OffloadConfig,
+    SpeculativeConfig,
+)
 from headway_runtime.engine import EngineCore
 from headway_runtime.metrics import EngineMetrics
 from headway_runtime.request import Request, SamplingParams
@@ -35,6 +43,8 @@ class EngineOptions(TypedDict, total=False):
     num_guesses: int
     enable_prefix_caching: bool
     cuda_graph_sizes: tuple[int, ...] | None
+    enforce_eager: bool
+    offload: OffloadConfig | None
 
 
 def make_engine(
@@ -71,6 +81,8 @@ def engine_config(
     num_guesses: int = 0,
     enable_prefix_caching: bool = True,
     cuda_graph_sizes: tuple[int, ...] | None = None,
+    enforce_eager: bool = False,
+    offload: OffloadConfig | None = None,
 ) -> EngineConfig:
     """is_dummy: weights are random, and config.json is all that `folder` needs.
 
@@ -96,6 +108,8 @@ def engine_config(
         long_prefill_share=1.0,
         overlap=True,
         cuda_graph_sizes=cuda_graph_sizes,
+        enforce_eager=enforce_eager,
+        offload=offload,
     )
 
 

@@ -89,11 +89,13 @@ def _run_stage(
             run_first(report, device, found, out, is_smoke=is_smoke)
         case "checks":
             from benchmarks.gpu.checks import ALL_SECONDS, run_checks
+            from benchmarks.gpu.engine_checks import run_engine_checks
             from benchmarks.gpu.kernels_stage import run_kernel_checks
 
             with report.within(report.seconds_left - ALL_SECONDS):
                 run_kernel_checks(report, device, is_smoke=is_smoke)
             run_checks(report, device, is_smoke=is_smoke)
+            run_engine_checks(report, device, is_smoke=is_smoke)
         case "kernels":
             from benchmarks.gpu.kernels_stage import run_kernels
 

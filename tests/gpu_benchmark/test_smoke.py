@@ -57,10 +57,14 @@ def test_checks(tmp_path: Path) -> None:
     for name, row in kernels.items():
         assert row["is_right"], (name, row)
         assert 0 <= row["worst_share_of_tolerance"] < 1, name
-    tokens = [row for row in rows.values() if "num_tokens" in row]
+    tokens = [row for row in rows.values() if "largest_gap" in row]
     assert len(tokens) == 6
     assert all(row["is_right"] and row["num_tokens"] == 2 * 4 for row in tokens)
     assert all(row["num_launches"] > 0 for row in tokens)
+    assert rows["compiled after ready"]["num_compiled"] == 0
+    recorded = [row for name, row in rows.items() if name.startswith("recorded and not")]
+    assert len(recorded) == 3
+    assert all(row["is_right"] and row["num_tokens"] == 3 * 3 for row in recorded)
 
 
 def test_kernels(tmp_path: Path) -> None:
