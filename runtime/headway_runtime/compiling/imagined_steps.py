@@ -47,6 +47,9 @@ class ImaginedCapturer:
     def capture(self, work: Any) -> ImaginedGraph:
         return ImaginedGraph()
 
+    def give_back(self) -> None:
+        """There is none."""
+
     def used_bytes(self) -> int:
         return 0
 
