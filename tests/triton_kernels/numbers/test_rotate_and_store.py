@@ -67,6 +67,8 @@ def test_rows_and_cache_become_what_they_do_by_torch(
 
     tolerance = TOLERANCES[dtype]
     code = {torch.int8: 1.01 / 127, torch.float8_e4m3fn: 2**-3}.get(kv.numbers.dtype, 0.0)
+    # Keys of float32 differ in their last bits, and so are rounded to either neighbour in a cache of bfloat16.
+    rounded = 2**-7 if kv.numbers.dtype is torch.bfloat16 else 0.0
     query_size = query_heads * head_dim
     torch.testing.assert_close(qkv[:, :query_size], want[:, :query_size], rtol=tolerance, atol=tolerance)
     assert torch.equal(qkv[:, query_size:], given[:, query_size:])
@@ -82,7 +84,7 @@ def test_rows_and_cache_become_what_they_do_by_torch(
         want_kv.numbers.float()
         if want_kv.scales is None
         else want_kv.numbers.float() * want_kv.scales[..., None],
-        rtol=tolerance + code,
+        rtol=tolerance + code + rounded,
         atol=tolerance + 4 * code,
     )
     if kv.scales is not None and want_kv.scales is not None:
