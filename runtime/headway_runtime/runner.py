@@ -53,6 +53,8 @@ logger = logging.getLogger(__name__)
 class Runner(AdaptersOnRanks, StepsOnRanks):
     """The model on its device. ConfigError or ModelLoadError while starting."""
 
+    host_blocks: HostBlocks | None = None
+
     def __init__(self, config: EngineConfig, ranks: Ranks | None = None) -> None:
         """ranks: that share the model; None starts the others, if there are any."""
         self.ranks = open_ranks(config) if ranks is None else ranks
@@ -119,7 +121,7 @@ class Runner(AdaptersOnRanks, StepsOnRanks):
             self.num_blocks = ranks.agree(budget.num_blocks)
             self._cache = make_cache(self._model, own_config, config, self.num_blocks, dtype, self._device)
             self._inputs = make_inputs(self._model, config, self._cache, dtype, self._device)
-            self.host_blocks: HostBlocks | None = None
+            self.host_blocks = None
             if config.offload is not None:
                 self.host_blocks = HostBlocks(self._cache.data, memory.host_memory_bytes)
             self._sampler = make_sampler(self.vocab_size, self._device)
@@ -167,6 +169,8 @@ class Runner(AdaptersOnRanks, StepsOnRanks):
 
     def close(self) -> None:
         """End the other ranks, if this is the first of several. Nothing may be computed afterwards."""
+        if self.host_blocks is not None:
+            self.host_blocks.close()
         self.ranks.close()
 
     @ends_its_step_alone

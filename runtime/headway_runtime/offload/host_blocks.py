@@ -8,9 +8,6 @@ no keys.
 
 import contextlib
 import ctypes
-import logging
-import mmap
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -20,12 +17,8 @@ from torch import Tensor
 
 from headway_runtime import transfers
 from headway_runtime.errors import ConfigError
+from headway_runtime.offload.host_memory import PinnedMemory, lazy_memory
 
-logger = logging.getLogger(__name__)
-
-# Since Linux 5.14; other systems refuse it.
-MADV_POPULATE_WRITE = 23
-POPULATED_AT_ONCE_BYTES = 64 << 20
 # Blocks of one gather on the device, which takes memory for them.
 GATHERED_AT_ONCE = 32
 
@@ -46,9 +39,11 @@ class HostBlocks:
                 f"--kv-offloading-size={memory_bytes / 2**30:g}: {memory_bytes} bytes hold no block, which "
                 f"takes {self.slot_bytes}; give more, or leave it out"
             )
-        shape = (self.num_slots, num_layers, layer_bytes)
         self._is_cuda = data.device.type == "cuda"
-        self._slots = _pinned(shape) if self._is_cuda else _lazy(shape)
+        num_bytes = self.num_slots * self.slot_bytes
+        self._pinned = PinnedMemory(num_bytes, data.device) if self._is_cuda else None
+        memory = lazy_memory(num_bytes) if self._pinned is None else self._pinned.bytes
+        self._slots = memory.view(self.num_slots, num_layers, layer_bytes)
         self._stream = torch.cuda.Stream(data.device) if self._is_cuda else None  # type: ignore[no-untyped-call]
         # Copies whose time is not known yet: which way, begin and end.
         self._timed: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
@@ -77,6 +72,13 @@ class HostBlocks:
         """Wait until all copies that were begun are done. From any thread."""
         if self._stream is not None:
             self._stream.synchronize()
+
+    def close(self) -> None:
+        """Have no memory pinned any more. Nothing may be copied afterwards."""
+        if self._pinned is not None:
+            with contextlib.suppress(RuntimeError):  # of a device that does not work any more
+                self.settle()
+            self._pinned.close()
 
     def _copy_cuda(self, stores: Pairs, loads: Pairs) -> tuple[float, float]:
         assert self._stream is not None
@@ -117,43 +119,3 @@ class HostBlocks:
             which, begin, end = self._timed.popleft()
             seconds[which] += begin.elapsed_time(end) / 1e3
         return seconds["store"], seconds["load"]
-
-
-def _pinned(shape: tuple[int, int, int]) -> Tensor:
-    try:
-        return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"--kv-offloading-size: {torch.Size(shape).numel()} bytes of pinned memory cannot be had "
-            f"({error}); lower it"
-        ) from error
-
-
-def _lazy(shape: tuple[int, int, int]) -> Tensor:
-    """Memory whose pages a thread has the system provide, so that no step waits for that.
-
-    Where it does not, they come when they are first written.
-    """
-    num_bytes = torch.Size(shape).numel()
-    try:
-        pages = mmap.mmap(-1, num_bytes)
-    except OSError as error:
-        raise ConfigError(
-            f"--kv-offloading-size: {num_bytes} bytes of memory cannot be had ({error}); lower it"
-        ) from error
-    with contextlib.suppress(OSError, AttributeError):  # not all systems have large pages
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    slots = torch.frombuffer(pages, dtype=torch.uint8).view(shape)
-    threading.Thread(target=_populate, args=(slots, num_bytes), name="headway-kv-host", daemon=True).start()
-    return slots
-
-
-def _populate(slots: Tensor, num_bytes: int) -> None:
-    # Not the mmap module's own, during which no other thread runs.
-    madvise = ctypes.CDLL(None, use_errno=True).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    for start in range(0, num_bytes, POPULATED_AT_ONCE_BYTES):
-        length = min(POPULATED_AT_ONCE_BYTES, num_bytes - start)
-        if madvise(slots.data_ptr() + start, length, MADV_POPULATE_WRITE) != 0:
-            logger.debug("the system provides memory as it is written: %d", ctypes.get_errno())
-            return
