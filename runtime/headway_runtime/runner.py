@@ -116,8 +116,10 @@ class Runner(AdaptersOnRanks, StepsOnRanks):
             if any(rope.goes_by_length for rope in self._model_config.ropes):
                 self.kept_as["max_model_len"] = str(config.max_model_len)
             plan = self._graph_plan(config)
-            bytes_per_token = sum(kv_bytes_per_token(one, self.kv_dtype) for one in models)
-            budget = memory.budget(self._model, own_config, dtype, bytes_per_token, plan, self._bank, draft)
+            per_token = [kv_bytes_per_token(one, self.kv_dtype) for one in models]
+            budget = memory.budget(
+                self._model, own_config, dtype, sum(per_token), per_token[0], plan, self._bank, draft
+            )
             self.num_blocks = ranks.agree(budget.num_blocks)
             self._cache = make_cache(self._model, own_config, config, self.num_blocks, dtype, self._device)
             self._inputs = make_inputs(self._model, config, self._cache, dtype, self._device)

@@ -4,6 +4,7 @@
       (decides)     (plans, counts)  └─ disk_tier    which lie in files; a thread that reads and writes them
     runner ──────── host_blocks      the slots themselves, and copies between them and the KV cache
                     host_memory      what they lie in
+                    staged_copies    the copies of a GPU
 
-Only the last two import torch.
+Only the last three import torch.
 """
