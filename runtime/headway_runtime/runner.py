@@ -172,7 +172,7 @@ class Runner(AdaptersOnRanks, StepsOnRanks):
     def close(self) -> None:
         """End the other ranks, if this is the first of several. Nothing may be computed afterwards."""
         if self.host_blocks is not None:
-            self.host_blocks.close()
+            self.host_blocks.close(can_wait=self.ranks.is_usable)
         self.ranks.close()
 
     @ends_its_step_alone

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from headway_runtime.errors import ConfigError
+from headway_runtime.offload import host_memory
 from headway_runtime.offload.host_memory import PORTABLE, PinnedMemory
 
 CPU = torch.device("cpu")
@@ -69,6 +70,18 @@ def test_it_is_let_go_before_its_pages_are_by_whoever_forgets_to_close_it(cuda: 
 
     assert cuda.registered == {}
     assert slots.fill_(3).tolist() == [3] * 10
+
+
+def test_what_a_device_may_still_copy_to_stays_pinned_and_nobody_gets_its_pages(cuda: Cuda) -> None:
+    memory = PinnedMemory(NUM_BYTES, CPU)
+    address = memory.bytes.data_ptr()
+    memory.leave()
+    memory.close()
+    del memory
+    gc.collect()
+
+    assert cuda.registered == {address: NUM_BYTES}
+    assert host_memory._left.pop().data_ptr() == address
 
 
 def test_what_cannot_be_pinned_is_told_with_cudas_word(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:

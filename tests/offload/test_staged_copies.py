@@ -6,7 +6,8 @@ Streams are imagined: what they are given is done at once, and who waits for who
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from headway_runtime import memory
 from headway_runtime.memory import NUM_HALVES, staging_bytes
+from headway_runtime.offload.host_blocks import HostBlocks
 from headway_runtime.offload.staged_copies import StagedCopies
 
 NUM_LAYERS, NUM_BLOCKS, NUM_SLOTS = 3, 20, 16
@@ -163,3 +165,21 @@ def test_whoever_does_not_wait_is_found(device: Device, monkeypatch: pytest.Monk
 
     with Watched(device, halves), pytest.raises(AssertionError, match="side does not wait for main"):
         copies.copy([(1, 1)], [])
+
+
+@pytest.mark.parametrize("can_wait", [True, False])
+def test_a_device_that_may_wait_for_good_is_not_waited_for_at_the_end(
+    device: Device, monkeypatch: pytest.MonkeyPatch, *, can_wait: bool
+) -> None:
+    """Copies out wait for the step, which may wait for a rank that is lost."""
+    done: list[str] = []
+    blocks = HostBlocks(random_bytes(NUM_LAYERS, NUM_BLOCKS, 48), NUM_SLOTS * NUM_LAYERS * 48)
+    blocks._staged = StagedCopies(blocks._data, blocks._slots)
+    blocks._pinned = cast(
+        "Any", SimpleNamespace(close=lambda: done.append("closed"), leave=lambda: done.append("left"))
+    )
+    monkeypatch.setattr(Stream, "synchronize", lambda self: done.append("waited"))
+
+    blocks.close(can_wait=can_wait)
+
+    assert done == (["waited", "closed"] if can_wait else ["left"])

@@ -61,9 +61,16 @@ class HostBlocks:
         if self._staged is not None:
             self._staged.settle()
 
-    def close(self) -> None:
-        """Have no memory pinned any more. Nothing may be copied afterwards."""
-        if self._pinned is not None:
-            with contextlib.suppress(RuntimeError):  # of a device that does not work any more
-                self.settle()
-            self._pinned.close()
+    def close(self, *, can_wait: bool = True) -> None:
+        """Have no memory pinned any more. Nothing may be copied afterwards.
+
+        can_wait: False where the device may wait for good for what other ranks do not send.
+        """
+        if self._pinned is None:
+            return
+        if not can_wait:
+            self._pinned.leave()
+            return
+        with contextlib.suppress(RuntimeError):  # of a device that does not work any more
+            self.settle()
+        self._pinned.close()

@@ -30,6 +30,8 @@ POPULATED_AT_ONCE_BYTES = 64 << 20
 MOST_THREADS = 8
 # cudaHostRegisterPortable: pinned for whatever device of this process.
 PORTABLE = 1
+# Whose pages nobody may be given.
+_left: list[Tensor] = []
 
 
 class PinnedMemory:
@@ -54,6 +56,11 @@ class PinnedMemory:
     def close(self) -> None:
         """No more pinned. Copies must have ended."""
         self._end()
+
+    def leave(self) -> None:
+        """Pinned until the process ends: CUDA might wait for copies that the device may never end."""
+        if self._end.detach() is not None:
+            _left.append(self.bytes)
 
 
 def lazy_memory(num_bytes: int) -> Tensor:
