@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +13,11 @@ import pytest
 import torch
 
 from headway_runtime.config import EngineConfig, ParallelConfig
-from headway_runtime.parallel import leader, watch
+from headway_runtime.parallel import leader, tensor_group, watch
 from headway_runtime.parallel.leader import Leader
 from headway_runtime.parallel.messages import Call
 from headway_runtime.parallel.ranks import OnlyRank
+from headway_runtime.parallel.share import Share
 from headway_runtime.parallel.tensor_group import ALONE
 from headway_runtime.parallel.watch import RankWatch
 
@@ -91,3 +93,23 @@ def test_the_first_rank_minds_what_it_launches_on_a_gpu(
 
 def test_a_rank_alone_has_nobody_to_wait_for() -> None:
     assert isinstance(OnlyRank().waiting(), nullcontext)
+
+
+def test_nccls_own_limit_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would end the process without a word to anybody."""
+    import torch._C._distributed_c10d as c10d
+
+    given: list[timedelta] = []
+
+    class Nccl:
+        class Options:
+            _timeout = timedelta()
+
+        def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
+            given.append(options._timeout)
+
+    monkeypatch.setattr(c10d, "ProcessGroupNCCL", Nccl, raising=False)
+    monkeypatch.setattr(tensor_group, "most_bytes_for", lambda *_: 0)
+    tensor_group.open_group(Share(0, 2), c10d.HashStore(), torch.device("cuda", 0), "127.0.0.1", 600.0)
+
+    assert given == [timedelta(seconds=660)]
