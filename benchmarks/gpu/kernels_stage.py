@@ -27,6 +27,9 @@ CHECKED_SHARE = 0.5
 TIMED_SHARE = 0.25
 ROW_SECONDS = 8.0
 SCALED_PRODUCT = "scaled_mm"
+# Of products that look up the class of their rows; compiling the entries of all classes takes most of it.
+LEAST_CLASS = "rows_1"
+CLASSES_SECONDS = 40.0
 
 
 def run_kernel_checks(
@@ -63,6 +66,12 @@ def run_kernels(
     for case in cases:
         measure = partial(_timed_row, case, device, ceilings, has_peers=has_peers)
         report.row("kernels", case.name, measure, needs_seconds=ROW_SECONDS)
+        _forget(device)
+    if not kernels:
+        case = next(case for case in cases if case.shape_class == LEAST_CLASS)
+        measure = partial(by_class_row, case, device, ceilings)
+        name = f"{case.name}, by default.json's classes"
+        report.row("kernels", name, measure, needs_seconds=CLASSES_SECONDS)
         _forget(device)
 
 
@@ -155,6 +164,34 @@ def _timed_row(case: "Case", device: Device, ceilings: Ceilings, *, has_peers: b
     for name in works[0].peers if has_peers else ():
         row |= _peer(name, [work.peers[name] for work in works], found.microseconds, device)
     return row
+
+
+def by_class_row(case: "Case", device: Device, ceilings: Ceilings) -> Row:
+    """A product of one row by every entry that any GPU without a table has for it, whichever table this one
+    has: whether entries for few rows pay. microseconds: by that of its own class.
+
+    over_own: of each class, how many times as long; 1 without a measurement where the entries are the same.
+    """
+    from benchmarks.gpu.cases.case import generator_on
+
+    from headway_runtime.kernels.triton.launch import DEFAULT, entries, gpu_of, trying
+
+    classes = entries(DEFAULT, case.kernel)
+    own = classes[LEAST_CLASS]
+    count = num_sets(case.cost.num_bytes, device)
+    works = [case.make(generator_on(device, SEED + number)) for number in range(count)]
+    microseconds: dict[str, float] = {}
+    for shape_class, values in classes.items():
+        if shape_class == LEAST_CLASS or values != own:
+            with trying(gpu_of(torch.device(device)), case.kernel, LEAST_CLASS, values):
+                microseconds[shape_class] = timed([work.run for work in works], device).microseconds
+    fastest = microseconds[LEAST_CLASS]
+    return {
+        "kernel": case.kernel,
+        "microseconds": fastest,
+        "floor_microseconds": case.cost.floor_seconds(ceilings) * 1e6,
+        "over_own": {name: microseconds.get(name, fastest) / fastest for name in classes},
+    }
 
 
 def _peer(name: str, peers: Sequence["Peer"], ours: float, device: Device) -> Row:

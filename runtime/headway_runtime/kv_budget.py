@@ -101,11 +101,12 @@ def cuda_budget(
     step: StepBytes,
     graphs: int,
     adapters: int,
+    staging: int,
     device: torch.device,
 ) -> KVBudget:
     """step: what the largest steps take, by the measurement. graphs: what is set aside for recorded ones.
 
-    ConfigError with the arithmetic.
+    staging: the same for blocks on their way to main memory. ConfigError with the arithmetic.
     """
     free, total = gpu_memory(device)
     memory = DeviceMemory(
@@ -115,6 +116,7 @@ def cuda_budget(
         step=step.prompts,
         graphs=graphs,
         adapters=adapters,
+        staging=staging,
     )
     envelope = config.envelope
     wanted = memory.cache_bytes(

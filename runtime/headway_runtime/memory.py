@@ -21,6 +21,10 @@ FREE_FRACTION = 0.5
 # in another order than they were measured in, and what drivers and libraries take later on.
 SPARE_SHARE = 0.02
 
+# Of a GPU's memory, what blocks pass through on their way to main memory and back (`offload.staged_copies`):
+# halves, each of so many blocks, or fewer of as many bytes as these.
+NUM_HALVES, MOST_STAGED_BLOCKS, MOST_STAGED_BYTES = 2, 128, 128 << 20
+
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # Of a key's, or value's, number, and what each token and head has besides: a float32 scale, or nothing.
 KV_BYTES = {"bfloat16": (2, 0), "float16": (2, 0), "float32": (4, 0), "fp8_e4m3": (1, 4), "int8": (1, 4)}
@@ -89,6 +93,16 @@ def usable_cache_bytes(bytes_per_token: int, max_num_seqs: int, max_model_len: i
     return (max_num_seqs * -(-max_model_len // block_size) + 1) * block_size * bytes_per_token
 
 
+def staged_blocks(block_bytes: int) -> int:
+    """Blocks of a half. block_bytes: of all layers together."""
+    return max(1, min(MOST_STAGED_BLOCKS, MOST_STAGED_BYTES // block_bytes))
+
+
+def staging_bytes(block_bytes: int) -> int:
+    """Of both halves."""
+    return NUM_HALVES * staged_blocks(block_bytes) * block_bytes
+
+
 def check_free(kv_cache_memory_bytes: int, free_bytes: int) -> None:
     """ConfigError for more than there is. A CPU's cache is taken as it fills: too late to find that out."""
     if kv_cache_memory_bytes > free_bytes:
@@ -103,7 +117,8 @@ class DeviceMemory:
     """A GPU's memory once the weights are loaded, in bytes.
 
     total, free: as the driver says. weights: what loading took. step: what the largest step takes.
-    graphs: set aside for recorded decode steps. adapters: the same for LoRA adapters.
+    graphs: set aside for recorded decode steps. adapters: the same for LoRA adapters. staging: the same for
+    blocks on their way to main memory and back.
     """
 
     total: int
@@ -112,6 +127,7 @@ class DeviceMemory:
     step: int
     graphs: int
     adapters: int = 0
+    staging: int = 0
 
     @property
     def spare(self) -> int:
@@ -120,7 +136,7 @@ class DeviceMemory:
     @property
     def for_cache(self) -> int:
         """What is left for the KV cache; negative if it does not even suffice for the rest."""
-        return self.free - self.step - self.graphs - self.adapters - self.spare
+        return self.free - self.step - self.graphs - self.adapters - self.staging - self.spare
 
     def cache_bytes(
         self, wanted: int | None, *, usable: int, least: int, max_num_batched_tokens: int, max_model_len: int
@@ -147,13 +163,14 @@ class DeviceMemory:
             remedies.append("--cuda-graph-sizes")
         if self.adapters:
             remedies.append("--max-cpu-loras")
+        offload = f"{_gib(self.staging)} KV offload on its way - " if self.staging else ""
         others = max(0, self.total - self.free - self.weights)
         raise ConfigError(
             f"the KV cache does not fit: it needs {_gib(needed)} for {whose}, and has "
             f"{_gib(self.for_cache)} = {_gib(self.total)} of this GPU - {_gib(self.weights)} weights - "
             f"{_gib(others)} taken by others and the driver - {_gib(self.step)} the largest step, as "
             f"measured - {_gib(self.graphs)} recorded decode steps - {_gib(self.adapters)} LoRA adapters - "
-            f"{_gib(self.spare)} spare ({SPARE_SHARE:.0%}); lower {', '.join(remedies)}, or take a "
+            f"{offload}{_gib(self.spare)} spare ({SPARE_SHARE:.0%}); lower {', '.join(remedies)}, or take a "
             "quantization of fewer bits"
         )
 

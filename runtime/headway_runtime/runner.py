@@ -53,6 +53,8 @@ logger = logging.getLogger(__name__)
 class Runner(AdaptersOnRanks, StepsOnRanks):
     """The model on its device. ConfigError or ModelLoadError while starting."""
 
+    host_blocks: HostBlocks | None = None
+
     def __init__(self, config: EngineConfig, ranks: Ranks | None = None) -> None:
         """ranks: that share the model; None starts the others, if there are any."""
         self.ranks = open_ranks(config) if ranks is None else ranks
@@ -114,12 +116,14 @@ class Runner(AdaptersOnRanks, StepsOnRanks):
             if any(rope.goes_by_length for rope in self._model_config.ropes):
                 self.kept_as["max_model_len"] = str(config.max_model_len)
             plan = self._graph_plan(config)
-            bytes_per_token = sum(kv_bytes_per_token(one, self.kv_dtype) for one in models)
-            budget = memory.budget(self._model, own_config, dtype, bytes_per_token, plan, self._bank, draft)
+            per_token = [kv_bytes_per_token(one, self.kv_dtype) for one in models]
+            budget = memory.budget(
+                self._model, own_config, dtype, sum(per_token), per_token[0], plan, self._bank, draft
+            )
             self.num_blocks = ranks.agree(budget.num_blocks)
             self._cache = make_cache(self._model, own_config, config, self.num_blocks, dtype, self._device)
             self._inputs = make_inputs(self._model, config, self._cache, dtype, self._device)
-            self.host_blocks: HostBlocks | None = None
+            self.host_blocks = None
             if config.offload is not None:
                 self.host_blocks = HostBlocks(self._cache.data, memory.host_memory_bytes)
             self._sampler = make_sampler(self.vocab_size, self._device)
@@ -167,6 +171,8 @@ class Runner(AdaptersOnRanks, StepsOnRanks):
 
     def close(self) -> None:
         """End the other ranks, if this is the first of several. Nothing may be computed afterwards."""
+        if self.host_blocks is not None:
+            self.host_blocks.close(can_wait=self.ranks.is_usable)
         self.ranks.close()
 
     @ends_its_step_alone

@@ -138,7 +138,8 @@ class StepsOnRanks(GraphsOnRanks):
         read before the next is launched."""
         began_at = time.monotonic()
         batch = pending.batch
-        samples, checked = pending.read()
+        with self.ranks.waiting():
+            samples, checked = pending.read()
         of_prompts = {index: begun.read() for index, begun in pending.asked}
         speculator = self._speculator
         if speculator is None:

@@ -18,6 +18,7 @@ from headway_runtime.kv_budget import (
     measured_steps,
 )
 from headway_runtime.layers.kernel_choice import uses_triton
+from headway_runtime.memory import staging_bytes
 from headway_runtime.model_config import ModelConfig, StoredDtype
 from headway_runtime.models.model import Model
 from headway_runtime.parallel.ranks import Ranks
@@ -62,12 +63,14 @@ class StartMemory:
         own_config: ModelConfig,
         dtype: torch.dtype,
         bytes_per_token: int,
+        own_bytes_per_token: int,
         plan: GraphPlan,
         bank: AdapterBank | None,
         draft: LoadedDraft | None,
     ) -> KVBudget:
         """Of what is free now that all weights are loaded. own_config: of this rank's share.
 
+        bytes_per_token: of its KV, the draft's included. own_bytes_per_token: without, as is offloaded.
         plan: of steps to be recorded. draft: the model that guesses, if there is one.
         """
         config, device = self._config, self._device
@@ -87,7 +90,8 @@ class StartMemory:
                 draft=draft,
             )
             graphs = plan.reserved_bytes(step.decodes, num_recorded_rows, vocab_size * dtype.itemsize)
-            return cuda_budget(config, bytes_per_token, step, graphs, adapters, device)
+            staging = 0 if config.offload is None else staging_bytes(config.block_size * own_bytes_per_token)
+            return cuda_budget(config, bytes_per_token, step, graphs, adapters, staging, device)
         free_bytes: int | None = None
         try:
             free_bytes = self._free_bytes()

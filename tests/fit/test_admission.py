@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headway_runtime import cleared_memory, kv_budget, runner, start_memory
-from headway_runtime.config import Envelope, Limits, SpeculativeConfig
+from headway_runtime.config import Envelope, Limits, OffloadConfig, SpeculativeConfig
 from headway_runtime.errors import ConfigError, DoesNotFitError
 from headway_runtime.fit.admission import refuse_what_cannot_fit
 from headway_runtime.kernels.triton import launch
@@ -158,6 +158,16 @@ def test_a_draft_counts(admit: Any, fixture_folder: Any) -> None:
     draft = SpeculativeConfig("draft_model", str(fixture_folder("llama-3.2-1b")))
     with pytest.raises(ConfigError, match=r"weights 17.27 GiB"):
         admit(17 * GIB, speculative=draft)
+
+
+def test_what_offloaded_blocks_pass_through_counts(admit: Any) -> None:
+    """95% of weights of 14.96 GiB and of a step of 0.19, a cache of 1, and twice 64 blocks of 2 MiB."""
+    given = {"kv_cache_memory_bytes": GIB + 2**22}
+    offload = given | {"offload": OffloadConfig(8 * GIB)}
+    admit(int(15.5 * GIB), **given)
+    admit(int(15.75 * GIB), **offload)
+    with pytest.raises(ConfigError, match=r"\+ KV offload on its way 256.00 MiB \(--kv-offloading-size\)"):
+        admit(int(15.5 * GIB), **offload)
 
 
 def test_a_check_that_only_warns_lets_it_try(admit: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -240,12 +240,13 @@ def test_a_draft_takes_its_share(plan: Any, fixture_folder: Any) -> None:
     assert sum(one["num_weights"] for one in got["draft_weights"]) == 1_235_814_400
 
 
-def test_host_memory_for_prefixes_is_a_cpus_own_and_none_of_a_gpus(plan: Any) -> None:
+def test_host_memory_for_prefixes_is_a_cpus_own_and_of_a_gpu_what_they_pass_through(plan: Any) -> None:
     _, without = plan("llama-3.1-8b", "--gpu", "h100-80g")
     _, got = plan("llama-3.1-8b", "--gpu", "h100-80g", "--kv-offloading-size", "64")
     assert got["kv_offloading_bytes"] == 64 * GIB
     assert got["offloaded_tokens"] == 64 * GIB // 131072
-    assert got["total_bytes"] == without["total_bytes"]
+    # Twice 64 blocks of 2 MiB.
+    assert got["total_bytes"] == without["total_bytes"] + 2 * 64 * 16 * 131072
     on_cpu = ("llama-3.1-8b", "--device", "cpu", "--memory", "64Gi", "--max-model-len", "4096")
     _, without = plan(*on_cpu)
     status, got = plan(*on_cpu, "--kv-offloading-size", "8")

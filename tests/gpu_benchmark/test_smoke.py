@@ -70,6 +70,9 @@ def test_checks(tmp_path: Path) -> None:
 def test_kernels(tmp_path: Path) -> None:
     rows = rows_of("kernels", tmp_path)
     rows.pop("ceilings")
+    (by_class,) = (row for name, row in rows.items() if name.endswith("by default.json's classes"))
+    assert set(by_class["over_own"]) == {"rows_1", "rows_8", "rows_16", "rows_32", "default"}
+    assert by_class["over_own"]["rows_1"] == 1
 
     assert len(rows) > 80
     for name, row in rows.items():

@@ -1,6 +1,7 @@
 """The engine with overlapping steps: its promises are those of the plain one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,8 @@ from headway_runtime.batch import Batch
 from headway_runtime.config import EngineConfig
 from headway_runtime.engine import EngineCore
 from headway_runtime.metrics import EngineMetrics
+from headway_runtime.parallel.ranks import OnlyRank
+from headway_runtime.pending_step import PendingStep
 from headway_runtime.request import FinishReason, Request, SamplingParams
 
 Start = Callable[..., Any]
@@ -193,3 +196,30 @@ def test_a_step_takes_the_time_since_the_one_before_was_read(start: Start) -> No
     # Launched at 2.0, 2.5 and 3.5; but the device had time for the second from 3.0 on, for the last from 4.0.
     assert sums["step"] == pytest.approx(5000.0)
     assert sums["e2e"] == pytest.approx(6000.0)
+
+
+def test_reading_a_step_is_minded_by_who_knows_of_other_ranks(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a device waits for may never come, if another rank is to send it."""
+    events: list[str] = []
+    read = PendingStep.read
+
+    @contextmanager
+    def noted(self: OnlyRank) -> Iterator[None]:
+        events.append("begins")
+        yield
+        events.append("ends")
+
+    def noted_read(self: PendingStep) -> Any:
+        events.append("read")
+        return read(self)
+
+    monkeypatch.setattr(PendingStep, "read", noted_read)
+    monkeypatch.setattr(OnlyRank, "waiting", noted)
+    driver = start()
+    driver.add("one", [5, 6], max_tokens=3, temperature=0.0)
+    driver.run()
+
+    assert events == ["begins", "read", "ends"] * (len(events) // 3)
+    assert len(events) >= 3 * 3

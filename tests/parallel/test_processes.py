@@ -375,7 +375,8 @@ async def test_who_waits_on_a_device_for_a_lost_rank_is_let_go_and_hears_no_nons
         assert time.monotonic() - began_at < DEATH_SECONDS
         assert 0 < len(heard) < 200
         assert whole.outputs[0].token_ids[: len(heard)] == heard
-        assert groups[0].was_aborted.is_set()
+        # Whose requests end hears of it before the device does.
+        assert groups[0].was_aborted.wait(DEATH_SECONDS)
 
 
 def test_a_rank_that_cannot_load_says_why(tmp_path: Path, children: Any) -> None:

@@ -9,7 +9,14 @@ import torch
 
 from headway_runtime.config import EngineConfig, Envelope, SpeculativeConfig
 from headway_runtime.errors import ConfigError
-from headway_runtime.memory import DeviceMemory, least_cache_bytes, num_kv_blocks, usable_cache_bytes
+from headway_runtime.memory import (
+    DeviceMemory,
+    least_cache_bytes,
+    num_kv_blocks,
+    staged_blocks,
+    staging_bytes,
+    usable_cache_bytes,
+)
 from headway_runtime.model_config import read_model_config
 from headway_runtime.model_loading import load_model, make_cache, make_inputs
 from headway_runtime.profile_step import StepProfile, decode_batch, draft_profile, largest_batch
@@ -33,7 +40,26 @@ def test_the_cache_gets_what_steps_and_recordings_leave() -> None:
     want = 120 * GIB - 3 * GIB - GIB // 2 - int(0.02 * 140 * GIB)
 
     assert MEMORY.cache_bytes(None, **ASKED | {"usable": 10**15}) == want
-    assert replace(MEMORY, adapters=GIB).cache_bytes(None, **ASKED | {"usable": 10**15}) == want - GIB
+    for name in ("adapters", "staging"):
+        found = replace(MEMORY, **{name: GIB}).cache_bytes(None, **ASKED | {"usable": 10**15})
+        assert found == want - GIB, name
+
+
+def test_what_blocks_pass_through_on_their_way_is_told_where_there_is_any() -> None:
+    tight = replace(MEMORY, free=5 * GIB, staging=GIB // 4)
+
+    with pytest.raises(ConfigError, match=r"adapters - 0\.25 GiB KV offload on its way - 2\.80 GiB spare"):
+        tight.cache_bytes(None, **ASKED)
+
+
+@pytest.mark.parametrize(
+    ("block_bytes", "want"),
+    [(2 << 20, 64), (5 << 20, 25), (1 << 30, 1), (4096, 128)],
+    ids=["8B", "70B", "larger than a half should be", "small"],
+)
+def test_halves_that_blocks_pass_through_are_bounded(block_bytes: int, want: int) -> None:
+    assert staged_blocks(block_bytes) == want
+    assert staging_bytes(block_bytes) == 2 * want * block_bytes
 
 
 def test_the_cache_gets_no_more_than_sequences_can_fill_or_the_user_wants() -> None:

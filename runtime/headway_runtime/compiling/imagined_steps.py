@@ -18,6 +18,7 @@ from headway_runtime.compiling.step_shapes import StepLimits, step_shapes
 from headway_runtime.config import EngineConfig
 from headway_runtime.draws import block_size_of
 from headway_runtime.fitted_draft import FittedDraft
+from headway_runtime.graphs.graph_memory import UsedBytes
 from headway_runtime.graphs.opening import GraphOpener, graph_plan
 from headway_runtime.kernels.triton.coded_plain import all_most_product_rows
 from headway_runtime.kernels.triton.launch import gpu_of
@@ -50,8 +51,8 @@ class ImaginedCapturer:
     def give_back(self) -> None:
         """There is none."""
 
-    def used_bytes(self) -> int:
-        return 0
+    def used_bytes(self) -> UsedBytes:
+        return UsedBytes(0)
 
 
 class ImaginedRanks:

@@ -35,12 +35,12 @@ class _Room:
     fraction: float
 
     def kv_bytes(self, fit: Fit, tolerance: float = 0.0) -> float:
-        """For the KV cache, once weights and adapters are loaded, with the largest step's memory left to it.
+        """For the KV cache, once all else is loaded, with the largest step's memory left to it.
 
         tolerance: the part of weights and step that may not be needed after all. Negative for a size, given
         by the user, that there is no room for.
         """
-        free = self.free_bytes - fit.weight_bytes * (1 - tolerance) - fit.adapter_bytes
+        free = self.free_bytes - fit.weight_bytes * (1 - tolerance) - fit.adapter_bytes - fit.offload_bytes
         beside_step = free - fit.step.total * (1 - tolerance)
         if self.kv_cache_memory_bytes is None:
             return min(free * self.fraction, beside_step)
@@ -118,6 +118,8 @@ def _question(
         draft=draft,
         num_adapters=0 if config.lora is None else config.lora.max_cpu_loras,
         adapter_rank=0 if config.lora is None else config.lora.max_lora_rank,
+        # A CPU's is no more free already.
+        offload_bytes=config.offload.host_memory_bytes if config.offload and config.device == "cuda" else 0,
     )
 
 
@@ -133,7 +135,7 @@ def _loaded(
 
 def _message(config: EngineConfig, fit: Fit, room: _Room) -> str:
     """One line: it may be the last one that is seen of a pod."""
-    needed = fit.loaded_bytes + fit.least_kv_bytes + fit.step.total
+    needed = fit.loaded_bytes + fit.offload_bytes + fit.least_kv_bytes + fit.step.total
     question = fit.question
     name = question.model.quantization.name
     weights = f"weights {told_bytes(fit.weight_bytes)} ({question.placement.dtype}, quantization {name})"
@@ -142,6 +144,8 @@ def _message(config: EngineConfig, fit: Fit, room: _Room) -> str:
             f" + {question.num_adapters} LoRA adapters of rank {question.adapter_rank} "
             f"{told_bytes(fit.adapter_bytes)} (--max-cpu-loras, --max-lora-rank)"
         )
+    if fit.offload_bytes:
+        weights += f" + KV offload on its way {told_bytes(fit.offload_bytes)} (--kv-offloading-size)"
     least = (
         f"the least KV cache, one sequence of {config.max_model_len} tokens x {fit.token_bytes} B "
         f"({fit.kv_dtype}), {told_bytes(fit.least_kv_bytes)}"
@@ -153,7 +157,7 @@ def _message(config: EngineConfig, fit: Fit, room: _Room) -> str:
     if config.offload is not None and config.device == "cpu":
         free += f" beside the {told_bytes(config.offload.host_memory_bytes)} of --kv-offloading-size"
     if needed <= room.free_bytes and room.kv_cache_memory_bytes is not None:
-        beside = max(0, room.free_bytes - fit.loaded_bytes - fit.step.total)
+        beside = max(0, room.free_bytes - fit.loaded_bytes - fit.offload_bytes - fit.step.total)
         return (
             f"kv_cache_memory_bytes={room.kv_cache_memory_bytes!r} is more than the {beside} bytes that "
             f"will be free beside {weights} and {step}: {free}; lower --kv-cache-memory-bytes, to no "

@@ -10,7 +10,14 @@ from headway_runtime.fit.gpu_workspace import decode_workspace_bytes
 from headway_runtime.fit.placement import Placement, one_rank
 from headway_runtime.fit.step_bytes import Step, StepBytes, step_bytes
 from headway_runtime.fit.weight_bytes import PartBytes, total_bytes, weight_bytes
-from headway_runtime.memory import CPU_FRACTION, CUDA_FRACTION, KV_BYTES, kept_as, kv_bytes_per_token
+from headway_runtime.memory import (
+    CPU_FRACTION,
+    CUDA_FRACTION,
+    KV_BYTES,
+    kept_as,
+    kv_bytes_per_token,
+    staging_bytes,
+)
 from headway_runtime.model_config import ModelConfig
 from headway_runtime.quantization.choice import Quantization
 
@@ -113,9 +120,12 @@ class Fit:
 
     @property
     def offload_bytes(self) -> int:
-        """Of the device, one rank's part: a GPU's is not what blocks are offloaded to."""
+        """Of the device, one rank's part: of a GPU, what blocks pass through on their way."""
         question = self.question
-        return question.offload_bytes // question.num_ranks if question.placement.is_cpu else 0
+        if question.placement.is_cpu:
+            return question.offload_bytes // question.num_ranks
+        block_bytes = question.block_size * self.kv_bytes_per_token
+        return staging_bytes(block_bytes) if question.offload_bytes else 0
 
     @property
     def offloaded_tokens(self) -> int:

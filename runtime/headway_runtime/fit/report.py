@@ -113,13 +113,13 @@ def _offload(fit: Fit) -> list[str]:
     question = fit.question
     if not question.offload_bytes:
         return []
+    room = f"  room for blocks of {fit.offloaded_tokens:,} tokens"
     if question.placement.is_cpu:
-        where, num_bytes = "", fit.offload_bytes
-    else:
-        where, num_bytes = ", of the machine's memory and not of the GPU's", question.offload_bytes
+        return [_sum("KV offload, host memory", fit.offload_bytes), room, ""]
     return [
-        _sum("KV offload, host memory" + where, num_bytes),
-        f"  room for blocks of {fit.offloaded_tokens:,} tokens",
+        _sum("KV offload, host memory, of the machine's memory and not of the GPU's", question.offload_bytes),
+        room,
+        _sum("KV offload, blocks on their way", fit.offload_bytes),
         "",
     ]
 

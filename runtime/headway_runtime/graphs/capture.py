@@ -11,6 +11,8 @@ from typing import Protocol
 
 import torch
 
+from headway_runtime.graphs.graph_memory import UsedBytes
+
 
 class Graph(Protocol):
     """Recorded work."""
@@ -31,8 +33,8 @@ class Capturer(Protocol):
     def give_back(self) -> None:
         """Memory that nobody uses, to the device."""
 
-    def used_bytes(self) -> int:
-        """Of the device's memory, by all and everything; what recording takes shows in it."""
+    def used_bytes(self) -> UsedBytes:
+        """Of the device's memory; what recording takes shows in it."""
 
 
 class CudaCapturer:
@@ -67,9 +69,10 @@ class CudaCapturer:
         gc.collect()
         torch.cuda.empty_cache()
 
-    def used_bytes(self) -> int:
+    def used_bytes(self) -> UsedBytes:
         free, total = torch.cuda.mem_get_info(self._device)
-        return int(total - free)
+        pool = int(torch.cuda.memory_reserved(self._device))
+        return UsedBytes(pool, int(total - free) - pool)
 
 
 @contextlib.contextmanager

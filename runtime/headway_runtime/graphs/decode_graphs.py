@@ -287,7 +287,7 @@ class DecodeGraphs:
         finally:
             exchanged = self._group.traffic.set_back(exchanged_before)
         self._graphs[form] = _Recorded(graph, exchanged)
-        self._memory.num_bytes += max(0, self._capturer.used_bytes() - used_before)
+        self._memory.recorded(used_before, self._capturer.used_bytes())
         return None
 
     def _step(self, form: StepForm) -> None:

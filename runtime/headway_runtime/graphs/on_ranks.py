@@ -68,7 +68,8 @@ class GraphsOnRanks:
         if graphs is not None and graphs.missed_form is not None:
             self._record(graphs.missed_form)
         elif draft is not None and draft.missed_form is not None:
-            transfers.Moment(self._device).wait()
+            with self.ranks.waiting():
+                transfers.Moment(self._device).wait()
             draft.capture(draft.missed_form)
 
     @on_all_ranks

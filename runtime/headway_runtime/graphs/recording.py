@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import BroadcastOptions, GatherOptions
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from headway_runtime.graphs.graph_memory import UsedBytes
 from headway_runtime.parallel.tensor_group import Collectives
 
 if TYPE_CHECKING:
@@ -184,8 +185,8 @@ class Recorder:
     def give_back(self) -> None:
         """Nobody keeps any."""
 
-    def used_bytes(self) -> int:
-        return sum(work.num_bytes for work in self.works)
+    def used_bytes(self) -> UsedBytes:
+        return UsedBytes(sum(work.num_bytes for work in self.works))
 
 
 class RecordedCollectives:

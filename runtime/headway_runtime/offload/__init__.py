@@ -3,6 +3,8 @@
     prefix_cache ── tiers.KVOffload ─┬─ host_index   which block's contents lie in which slot of host memory
       (decides)     (plans, counts)  └─ disk_tier    which lie in files; a thread that reads and writes them
     runner ──────── host_blocks      the slots themselves, and copies between them and the KV cache
+                    host_memory      what they lie in
+                    staged_copies    the copies of a GPU
 
-Only `host_blocks` imports torch.
+Only the last three import torch.
 """

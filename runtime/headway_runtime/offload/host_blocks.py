@@ -1,35 +1,18 @@
 """The slots of host memory, and the copies between them and the KV cache's blocks.
 
 A slot holds all of one block: of each layer in turn, its bytes. On a CPU a copy is a copy. On a GPU the slots
-are pinned, and what crosses the bus does so on a stream of its own: blocks that go out are first gathered on
-the device, in a moment, so that the step may write them; blocks that come in are awaited by the step. Knows
-no keys.
+are pinned, and copies go on beside the step (`staged_copies`). Knows no keys.
 """
 
 import contextlib
 import ctypes
-import logging
-import mmap
-import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
 
-import torch
 from torch import Tensor
 
-from headway_runtime import transfers
 from headway_runtime.errors import ConfigError
-
-logger = logging.getLogger(__name__)
-
-# Since Linux 5.14; other systems refuse it.
-MADV_POPULATE_WRITE = 23
-POPULATED_AT_ONCE_BYTES = 64 << 20
-# Blocks of one gather on the device, which takes memory for them.
-GATHERED_AT_ONCE = 32
-
-Pairs = Sequence[tuple[int, int]]
+from headway_runtime.offload.host_memory import PinnedMemory, lazy_memory
+from headway_runtime.offload.staged_copies import Pairs, StagedCopies
 
 
 class HostBlocks:
@@ -46,20 +29,20 @@ class HostBlocks:
                 f"--kv-offloading-size={memory_bytes / 2**30:g}: {memory_bytes} bytes hold no block, which "
                 f"takes {self.slot_bytes}; give more, or leave it out"
             )
-        shape = (self.num_slots, num_layers, layer_bytes)
-        self._is_cuda = data.device.type == "cuda"
-        self._slots = _pinned(shape) if self._is_cuda else _lazy(shape)
-        self._stream = torch.cuda.Stream(data.device) if self._is_cuda else None  # type: ignore[no-untyped-call]
-        # Copies whose time is not known yet: which way, begin and end.
-        self._timed: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
+        num_bytes = self.num_slots * self.slot_bytes
+        is_cuda = data.device.type == "cuda"
+        self._pinned = PinnedMemory(num_bytes, data.device) if is_cuda else None
+        memory = lazy_memory(num_bytes) if self._pinned is None else self._pinned.bytes
+        self._slots = memory.view(self.num_slots, num_layers, layer_bytes)
+        self._staged = StagedCopies(data, self._slots) if is_cuda else None
 
     def copy(self, stores: Pairs, loads: Pairs) -> tuple[float, float]:
         """Copy pairs of block and slot out, then pairs of slot and block in; what a step does next sees both.
 
         Returns the seconds that copies out and in took, on a GPU of those that were found to have ended.
         """
-        if self._is_cuda:
-            return self._copy_cuda(stores, loads)
+        if self._staged is not None:
+            return self._staged.copy(stores, loads)
         started_at = time.monotonic()
         for block, slot in stores:
             self._slots[slot].copy_(self._data[:, block])
@@ -75,85 +58,19 @@ class HostBlocks:
 
     def settle(self) -> None:
         """Wait until all copies that were begun are done. From any thread."""
-        if self._stream is not None:
-            self._stream.synchronize()
+        if self._staged is not None:
+            self._staged.settle()
 
-    def _copy_cuda(self, stores: Pairs, loads: Pairs) -> tuple[float, float]:
-        assert self._stream is not None
-        main = torch.cuda.current_stream(self._data.device)
-        for start in range(0, len(stores), GATHERED_AT_ONCE):
-            part = stores[start : start + GATHERED_AT_ONCE]
-            index = transfers.sent_integers((block for block, _ in part), self._data.device)
-            gathered = self._data.index_select(1, index).transpose(0, 1).contiguous()
-            self._stream.wait_stream(main)
-            with torch.cuda.stream(self._stream), self._timing("store"):
-                for row, (_, slot) in enumerate(part):
-                    self._slots[slot].copy_(gathered[row], non_blocking=True)
-            gathered.record_stream(self._stream)
-        for start in range(0, len(loads), GATHERED_AT_ONCE):
-            part = loads[start : start + GATHERED_AT_ONCE]
-            with torch.cuda.stream(self._stream), self._timing("load"):
-                shape = (len(part), *self._slots.shape[1:])
-                gathered = torch.empty(shape, dtype=torch.uint8, device=self._data.device)
-                for row, (slot, _) in enumerate(part):
-                    gathered[row].copy_(self._slots[slot], non_blocking=True)
-            main.wait_stream(self._stream)
-            index = transfers.sent_integers((block for _, block in part), self._data.device)
-            self._data.index_copy_(1, index, gathered.transpose(0, 1))
-            gathered.record_stream(main)
-        return self._known_seconds()
+    def close(self, *, can_wait: bool = True) -> None:
+        """Have no memory pinned any more. Nothing may be copied afterwards.
 
-    @contextlib.contextmanager
-    def _timing(self, which: str) -> Iterator[None]:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record(self._stream)
-        yield
-        end.record(self._stream)
-        self._timed.append((which, begin, end))
-
-    def _known_seconds(self) -> tuple[float, float]:
-        seconds = {"store": 0.0, "load": 0.0}
-        while self._timed and self._timed[0][2].query():  # type: ignore[no-untyped-call]
-            which, begin, end = self._timed.popleft()
-            seconds[which] += begin.elapsed_time(end) / 1e3
-        return seconds["store"], seconds["load"]
-
-
-def _pinned(shape: tuple[int, int, int]) -> Tensor:
-    try:
-        return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"--kv-offloading-size: {torch.Size(shape).numel()} bytes of pinned memory cannot be had "
-            f"({error}); lower it"
-        ) from error
-
-
-def _lazy(shape: tuple[int, int, int]) -> Tensor:
-    """Memory whose pages a thread has the system provide, so that no step waits for that.
-
-    Where it does not, they come when they are first written.
-    """
-    num_bytes = torch.Size(shape).numel()
-    try:
-        pages = mmap.mmap(-1, num_bytes)
-    except OSError as error:
-        raise ConfigError(
-            f"--kv-offloading-size: {num_bytes} bytes of memory cannot be had ({error}); lower it"
-        ) from error
-    with contextlib.suppress(OSError, AttributeError):  # not all systems have large pages
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    slots = torch.frombuffer(pages, dtype=torch.uint8).view(shape)
-    threading.Thread(target=_populate, args=(slots, num_bytes), name="headway-kv-host", daemon=True).start()
-    return slots
-
-
-def _populate(slots: Tensor, num_bytes: int) -> None:
-    # Not the mmap module's own, during which no other thread runs.
-    madvise = ctypes.CDLL(None, use_errno=True).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    for start in range(0, num_bytes, POPULATED_AT_ONCE_BYTES):
-        length = min(POPULATED_AT_ONCE_BYTES, num_bytes - start)
-        if madvise(slots.data_ptr() + start, length, MADV_POPULATE_WRITE) != 0:
-            logger.debug("the system provides memory as it is written: %d", ctypes.get_errno())
+        can_wait: False where the device may wait for good for what other ranks do not send.
+        """
+        if self._pinned is None:
             return
+        if not can_wait:
+            self._pinned.leave()
+            return
+        with contextlib.suppress(RuntimeError):  # of a device that does not work any more
+            self.settle()
+        self._pinned.close()

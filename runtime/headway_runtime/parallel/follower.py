@@ -3,6 +3,7 @@
 import logging
 import socket
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -63,6 +64,9 @@ class Follower:
 
     def call(self, call: Call, work: Callable[[], Any]) -> Any:
         raise AssertionError("only rank 0 tells others what to do")
+
+    def waiting(self) -> AbstractContextManager[None]:
+        return nullcontext()  # how long is rank 0's to mind, which waits as well
 
     def close(self) -> None:
         """Nothing: rank 0 ends this process."""

@@ -9,6 +9,7 @@
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -55,6 +56,7 @@ class Leader:
         self._group = ALONE
         self._is_calling = False
         self._is_out_of_step = False
+        self._waits_on_device = False
         self._host = "127.0.0.1"
         try:
             started.gathering.wait()
@@ -85,6 +87,8 @@ class Leader:
         except RuntimeError as error:
             raise self._verdict(error) from error
         self._watch.let_go = self._group.abort
+        # On a CPU each exchange has its own limit.
+        self._waits_on_device = device.type == "cuda"
         if self._watch.failure is not None:
             self._group.abort()  # it was lost before that was known
         return self._group
@@ -108,7 +112,8 @@ class Leader:
         error: Exception | None = None
         result = None
         try:
-            result = work()
+            with self.waiting():
+                result = work()
         except Exception as one:
             if not call.is_confirmed or self._watch.failure is not None:
                 # What the others have done of it is unknown.
@@ -121,6 +126,9 @@ class Leader:
             alike = getattr(result, call.alike) if call.alike and error is None else None
             self._raise_failures(self._reports(f"did not answer {call.method!r}"), error, alike)
         return result
+
+    def waiting(self) -> AbstractContextManager[None]:
+        return self._watch.waiting() if self._waits_on_device else nullcontext()
 
     def close(self) -> None:
         self._started.close()

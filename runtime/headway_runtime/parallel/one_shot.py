@@ -5,6 +5,12 @@ every rank copies its tensor into memory that the others can read, waits for the
 and adds up what all have: one hop, and (ranks - 1) times the bytes, so that larger tensors are NCCL's. The
 kernel is PyTorch's, over its symmetric memory. All ranks add in the same order, where there are 2, 4 or 8.
 
+That barrier has no limit, and nobody can let go who waits at it: newer versions of PyTorch keep its flags to
+themselves, and `TensorGroup.abort` ends what NCCL does alone. So the limit is the host's (`RankWatch`): where
+a rank is lost, or a step takes longer than one exchange may, all requests end with the reason at once, and
+then the engine; its GPU waits on until the process ends, which a server's does. A kernel of our own that gave
+up after a time would need a flag for the host to look at in each step, and a barrier that is not proven.
+
 Whatever is missing (the operator, direct access between GPUs, a rank on another machine, a size without an
 entry in the table of configurations) leaves all to NCCL, on all ranks alike.
 """

@@ -14,6 +14,7 @@ call another.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any, Protocol, TypeVar, overload
 
@@ -55,6 +56,10 @@ class Ranks(Protocol):
     def call(self, call: Call, work: Callable[[], Any]) -> Any:
         """`work` here, and the same call on the others, if this is the first."""
 
+    def waiting(self) -> AbstractContextManager[None]:
+        """Meanwhile this rank may wait for its device, which may wait for other ranks' numbers: if that does
+        not end in time, the engine does."""
+
     def close(self) -> None:
         """End the others, if this is the first."""
 
@@ -75,6 +80,9 @@ class OnlyRank:
 
     def call(self, call: Call, work: Callable[[], Any]) -> Any:
         return work()
+
+    def waiting(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def close(self) -> None:
         """There are no others."""

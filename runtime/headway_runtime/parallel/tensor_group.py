@@ -30,6 +30,10 @@ from headway_runtime.parallel.one_shot import (
 from headway_runtime.parallel.share import WHOLE, Share
 from headway_runtime.parallel.traffic import Traffic
 
+# By which NCCL's limit is later than `RankWatch`'s, which tells everybody why: NCCL's ends the process, a
+# user's too, with what its own thread throws.
+NCCL_MARGIN = timedelta(seconds=60)
+
 
 class Collectives(Protocol):
     """What we need of a process group. The result of each is waited for."""
@@ -135,7 +139,7 @@ def open_group(
 
         nccl: Any = ProcessGroupNCCL
         options = nccl.Options()
-        options._timeout = timeout
+        options._timeout = timeout + NCCL_MARGIN
         processes: Collectives = nccl(own, share.rank, share.size, options)
         return TensorGroup(share, processes, _small_sums(processes, share, store, device))
     return TensorGroup(share, _gloo(own, share, host, timeout))

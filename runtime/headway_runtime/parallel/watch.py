@@ -3,7 +3,10 @@
 Each second it sends a sign of life to every rank and node and wants one back. A rank that has ended, that
 has been silent for MOST_SILENT_TICKS of them once all are ready, or whose node is gone, is lost, and then all
 are: it ends this node's ranks, and closes every connection, by which the other nodes end theirs. So whoever
-waits for a lost rank's tensors gets an error; on a device `let_go` sees to that. Knows nothing of tensors.
+waits for a lost rank's tensors gets an error; on a device `let_go` sees to that. The same if rank 0 waits for
+its device longer than one exchange of tensors may take: not every kernel in which GPUs wait for each other
+has a limit of its own, and all ranks may live and answer while one of them has launched another work than the
+others. Knows nothing of tensors.
 """
 
 import contextlib
@@ -15,7 +18,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from headway_runtime.config import ParallelConfig
@@ -74,6 +77,8 @@ class RankWatch:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._selector = selectors.DefaultSelector()
         self._suspects: dict[int, float] = {}
+        # Since when rank 0 has been waiting for its device.
+        self._waits_since: float | None = None
         self._is_closing = threading.Event()
         self._pid = os.getpid()
         self._environment: Mapping[str, str] = dict(os.environ)
@@ -89,6 +94,15 @@ class RankWatch:
             self._new.put(_Peer(hello, connection))
             if not self._thread.is_alive():
                 self._let_go_of_new()  # it came while this was closed
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """See `Ranks.waiting`. Takes no lock: what is noticed a tick later is as good."""
+        self._waits_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waits_since = None
 
     def close(self) -> None:
         """End all ranks in good order; again does nothing."""
@@ -151,6 +165,12 @@ class RankWatch:
                 seconds = MOST_SILENT_TICKS * TICK_SECONDS
                 self._fail(f"{self._name(peer.hello)} has not answered for {seconds:g} s")
                 return
+        since, limit = self._waits_since, self._parallel.timeout_seconds
+        if since is not None and time.monotonic() - since > limit:
+            self._fail(
+                f"a rank has not done its part of a step within {limit:g} s "
+                "(--distributed-timeout-seconds), and the others wait for it"
+            )
 
     def _look_at_processes(self) -> None:
         if self.failure is not None:

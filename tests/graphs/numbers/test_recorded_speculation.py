@@ -166,4 +166,4 @@ def test_what_the_draft_records_is_counted_and_kept_apart(guessing: Callable[...
     assert driver.graphs.forms == {StepForm(2), StepForm(6, has_several=True)}
     # Those that end in logits follow; what they leave them in is there already.
     logits = 6 * 330 * 4
-    assert driver.metrics.snapshot().cuda_graph_bytes == logits + driver.recorder.used_bytes()
+    assert driver.metrics.snapshot().cuda_graph_bytes == logits + driver.recorder.used_bytes().pool

@@ -11,6 +11,7 @@ from torch.nn import functional
 from headway_runtime import transfers
 from headway_runtime.graphs import misses
 from headway_runtime.graphs.forms import StepForm
+from headway_runtime.graphs.graph_memory import UsedBytes
 from headway_runtime.graphs.recording import Recorder
 from headway_runtime.kernels.triton.norm import Norm
 from headway_runtime.layers.norm import RMSNorm
@@ -111,8 +112,8 @@ def test_a_step_that_runs_is_waited_for_before_anything_is_recorded(
 class Bounded(Recorder):
     """A device whose recordings take a megabyte each."""
 
-    def used_bytes(self) -> int:
-        return len(self.works) << 20
+    def used_bytes(self) -> UsedBytes:
+        return UsedBytes(len(self.works) << 20)
 
 
 def test_no_more_memory_is_taken_than_was_set_aside(

@@ -67,7 +67,7 @@ def test_rows_and_cache_become_what_they_do_by_torch(
 
     tolerance = TOLERANCES[dtype]
     code = {torch.int8: 1.01 / 127, torch.float8_e4m3fn: 2**-3}.get(kv.numbers.dtype, 0.0)
-    # Keys of float32 differ in their last bits, and so are rounded to either neighbour in a cache of bfloat16.
+    # Keys of float32 differ in their last bits, and so are rounded to either neighbour in one of bfloat16.
     rounded = 2**-7 if kv.numbers.dtype is torch.bfloat16 else 0.0
     query_size = query_heads * head_dim
     torch.testing.assert_close(qkv[:, :query_size], want[:, :query_size], rtol=tolerance, atol=tolerance)

@@ -151,6 +151,11 @@ def tabled_kernels(gpu: str) -> list[str]:
     return list(_table(gpu))
 
 
+def entries(gpu: str, kernel: str) -> dict[str, dict[str, int]]:
+    """Of one kernel in one table, by class of shapes."""
+    return {shape_class: dict(values) for shape_class, values in _table(gpu).get(kernel, {}).items()}
+
+
 def configurations(kernel: str) -> Iterator[Configuration]:
     """All entries for a kernel, for the making of its `COMPILED`."""
     for gpu in CAPABILITIES:
