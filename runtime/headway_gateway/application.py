@@ -13,6 +13,8 @@ from headway_gateway.admin_paths import AdminPaths
 from headway_gateway.config import GatewayConfig
 from headway_gateway.counters import Counters
 from headway_gateway.headers import REQUEST_ID, request_id_of
+from headway_gateway.held_bodies import BodyBudget, limit_of
+from headway_gateway.memory_limit import container_memory_bytes
 from headway_gateway.metrics import CONTENT_TYPE, Metrics
 from headway_gateway.paths import OF_ONE_REPLICA, is_proxied, no_such_method, no_such_path, of_one_replica
 from headway_gateway.pool import BackendPool
@@ -39,8 +41,12 @@ class Application:
             max_waiting_bytes=config.max_waiting_bytes,
             can_connect=can_connect,
         )
-        self._metrics = Metrics(self.counters, self.pool, version=version, instance=self._instance)
-        self.proxy = Proxy(config, self.pool, self._upstream, self.counters, self._metrics.latencies)
+        self.bodies = BodyBudget(config.max_held_bytes or limit_of(container_memory_bytes()))
+        self._metrics = Metrics(
+            self.counters, self.pool, self.bodies, version=version, instance=self._instance
+        )
+        latencies = self._metrics.latencies
+        self.proxy = Proxy(config, self.pool, self._upstream, self.counters, latencies, self.bodies)
         self._admin = AdminPaths(
             keys, self.counters, self.pool, instance=self._instance, on_routing=self._note_routing
         )

@@ -24,7 +24,10 @@ class ServiceReference:
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
-    """Everything fixed at start. Exactly one of `backends_file` and `kubernetes_service` is set."""
+    """Everything fixed at start. Exactly one of `backends_file` and `kubernetes_service` is set.
+
+    max_held_bytes: None for a share of the memory there is.
+    """
 
     host: str
     port: int
@@ -40,6 +43,7 @@ class GatewayConfig:
     drain_timeout_seconds: float = 60.0
     idle_timeout_seconds: float = 600.0
     max_body_bytes: int = 16 * 1024 * 1024
+    max_held_bytes: int | None = None
     log_level: LogLevel = "info"
 
 
@@ -75,6 +79,7 @@ def _to_config(options: argparse.Namespace) -> GatewayConfig:
         drain_timeout_seconds=options.drain_timeout_seconds,
         idle_timeout_seconds=options.idle_timeout_seconds,
         max_body_bytes=options.max_body_bytes,
+        max_held_bytes=options.max_held_bytes,
         log_level=options.log_level,
     )
 
@@ -153,6 +158,12 @@ def _build_parser() -> CommandParser:
         type=integer(1),
         default=16 * 1024 * 1024,
         help="longer request bodies are answered 413 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-held-bytes",
+        type=integer(1),
+        help="bytes of all request bodies in memory together; those above 64 KiB have three quarters of it "
+        "(default: half of the container's memory limit; 268435456 without one)",
     )
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
     return parser

@@ -7,6 +7,7 @@ from typing import Literal
 
 GatewayCode = Literal[
     "admin_disabled",
+    "body_memory_full",
     "body_too_large",
     "headers_too_large",
     "internal_error",
