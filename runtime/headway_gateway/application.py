@@ -14,6 +14,7 @@ from headway_gateway.config import GatewayConfig
 from headway_gateway.counters import Counters
 from headway_gateway.headers import REQUEST_ID, request_id_of
 from headway_gateway.held_bodies import BodyBudget, limit_of
+from headway_gateway.last_answers import LastAnswers
 from headway_gateway.memory_limit import container_memory_bytes
 from headway_gateway.metrics import CONTENT_TYPE, Metrics
 from headway_gateway.paths import OF_ONE_REPLICA, is_proxied, no_such_method, no_such_path, of_one_replica
@@ -21,6 +22,7 @@ from headway_gateway.pool import BackendPool
 from headway_gateway.proxy import Proxy
 from headway_gateway.routing import Routing
 from headway_gateway.upstream import Upstream, can_connect
+from headway_gateway.without_replica import answer_without_replica
 
 
 class Application:
@@ -45,8 +47,12 @@ class Application:
         self._metrics = Metrics(
             self.counters, self.pool, self.bodies, version=version, instance=self._instance
         )
+        self._last_answers = LastAnswers()
+        self._revisions: tuple[str, ...] = ()
         latencies = self._metrics.latencies
-        self.proxy = Proxy(config, self.pool, self._upstream, self.counters, latencies, self.bodies)
+        self.proxy = Proxy(
+            config, self.pool, self._upstream, self.counters, latencies, self.bodies, self._last_answers
+        )
         self._admin = AdminPaths(
             keys, self.counters, self.pool, instance=self._instance, on_routing=self._note_routing
         )
@@ -64,7 +70,10 @@ class Application:
         await self._upstream.close()
 
     def _note_routing(self, routing: Routing) -> None:
-        """Numbers by revision are kept for those there are."""
+        """Numbers by revision are kept for those there are, and answers while these are the same."""
+        if routing.revisions != self._revisions:
+            self._revisions = routing.revisions
+            self._last_answers.forget()
         self.counters.keep_revisions(routing.revisions)
         self._metrics.keep_revisions(routing.revisions)
 
@@ -80,13 +89,15 @@ class Application:
         """Answer any request."""
         path = request.path
         if is_proxied(path):
-            return await self.proxy.handle(request)
-        own = self._own_paths.get(path)
-        if path in OF_ONE_REPLICA:
+            known = self._known(request)
+            if known is None:
+                return await self.proxy.handle(request)
+            response = known
+        elif path in OF_ONE_REPLICA:
             response = of_one_replica(path)
         elif path in ADMIN_METHODS:
             response = await self._admin.handle(request)
-        elif own is None:
+        elif (own := self._own_paths.get(path)) is None:
             response = no_such_path(path)
         elif request.method not in ("GET", "HEAD"):
             response = no_such_method(request, "GET")
@@ -96,6 +107,12 @@ class Application:
         if self.proxy.is_draining:
             response.force_close()
         return response
+
+    def _known(self, request: web.BaseRequest) -> web.Response | None:
+        """What is answered without a replica while none is ready; a suspended service refuses all alike."""
+        if self.pool.num_ready or self.pool.routing.is_suspended:
+            return None
+        return answer_without_replica(request, self._last_answers)
 
     def _health(self, request: web.BaseRequest) -> web.Response:
         return _json({"status": "ok"})

@@ -36,6 +36,7 @@ from headway_gateway.errors import (
 )
 from headway_gateway.exchange import Exchange
 from headway_gateway.held_bodies import BodyBudget, HeldBody
+from headway_gateway.last_answers import LARGEST_BYTES, LastAnswers
 from headway_gateway.lease import Lease
 from headway_gateway.metrics import Latencies
 from headway_gateway.pool import BackendPool
@@ -58,6 +59,7 @@ class Proxy:
         counters: Counters,
         latencies: Latencies,
         bodies: BodyBudget,
+        last_answers: LastAnswers,
     ) -> None:
         self._config = config
         self._pool = pool
@@ -65,6 +67,7 @@ class Proxy:
         self._counters = counters
         self._latencies = latencies
         self._bodies = bodies
+        self._last_answers = last_answers
         self._exchanges: set[Exchange] = set()
         self._is_ending = False
         self.is_draining = False
@@ -246,7 +249,8 @@ class Proxy:
     async def _await_first(self, exchange: Exchange, upstream: aiohttp.ClientResponse, revision: str) -> None:
         exchange.head_at = asyncio.get_running_loop().time()
         try:
-            await exchange.relay.await_first(upstream)
+            is_wanted = self._last_answers.is_wanted(exchange.request)
+            await exchange.relay.await_first(upstream, least_bytes=LARGEST_BYTES if is_wanted else 1)
         except BrokenStreamError:
             self._count_accepted(exchange, revision, is_error=True)
             raise
@@ -265,11 +269,14 @@ class Proxy:
             self._latencies.answered.observe(took)
             self._latencies.by_revision.labels(revision).observe(took)
         try:
-            return await exchange.relay.pass_on(upstream, closes=self.is_draining)
+            response = await exchange.relay.pass_on(upstream, closes=self.is_draining)
         except BrokenStreamError:
             if upstream.status < 500 and revision == self._told(revision):
                 self._counters.count_broken(revision)
             raise
+        if self._last_answers.is_wanted(exchange.request):
+            self._last_answers.note(exchange.request, upstream.status, response)
+        return response
 
     def _note_death(self, exchange: Exchange, lease: Lease, error: ReplicaDiedError) -> None:
         """Raises AnswerError where it is the second one."""

@@ -44,13 +44,16 @@ class Relay:
         """Whether a response head has gone to the client."""
         return self._response is not None
 
-    async def await_first(self, upstream: aiohttp.ClientResponse) -> None:
+    async def await_first(self, upstream: aiohttp.ClientResponse, *, least_bytes: int = 1) -> None:
         """Wait for the first piece of an answer's body, of which the client is told nothing yet.
 
+        least_bytes: for so many of them, or all that there are.
         Raises ReplicaDiedError when the connection breaks, BrokenStreamError when nothing comes in time.
         """
         try:
             self._first = await upstream.content.readany()
+            while len(self._first) < least_bytes and not upstream.content.at_eof():
+                self._first += await upstream.content.readany()
         except aiohttp.SocketTimeoutError as error:
             raise _broken(error) from error
         except (aiohttp.ClientError, OSError) as error:
