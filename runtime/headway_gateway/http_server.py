@@ -2,7 +2,8 @@
 
 And with what it lacks: a head has a time and a size, all its lines together. A connection between two
 requests is aiohttp's to close. While a body is read, or an answer written, none of this holds: those have
-limits of their own.
+limits of their own. Who closes its half of the connection after a request gets the answer, but for HTTP/1.0,
+which knows no interim responses (`client_watch.py`): there it counts as gone.
 """
 
 import asyncio
@@ -10,12 +11,13 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import BadHttpMessage, InvalidURLError, LineTooLong
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import _ErrInfo
 
 from headway_gateway import replies
+from headway_gateway.client_watch import Watch
 from headway_gateway.headers import REQUEST_ID, request_id_of
 
 LONGEST_HEADER_BYTES = 65536
@@ -51,7 +53,15 @@ class HeadTimeoutError(Exception):
 
 
 class _Protocol(web.RequestHandler):
-    __slots__ = ("_head_bytes", "_head_timer", "_is_refused", "_latest_body")
+    __slots__ = (
+        "_head_bytes",
+        "_head_timer",
+        "_is_half_closed",
+        "_is_refused",
+        "_latest_body",
+        "_num_answered",
+        "_watch",
+    )
 
     def __init__(self, manager: web.Server, *, loop: asyncio.AbstractEventLoop, **options: Any) -> None:
         super().__init__(manager, loop=loop, **options)
@@ -59,6 +69,27 @@ class _Protocol(web.RequestHandler):
         self._head_timer: asyncio.TimerHandle | None = None
         self._latest_body: StreamReader = EMPTY_PAYLOAD
         self._is_refused = False
+        self._is_half_closed = False
+        self._num_answered = 0
+        self._watch: Watch | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """As aiohttp's."""
+        super().connection_made(transport)
+        assert self.transport is not None
+        self._watch = Watch(self._loop, self.transport, self._is_blind, self._may_write_interim)
+
+    def eof_received(self) -> bool:  # type: ignore[override] # aiohttp's always lets the connection end
+        """The client sends no more: whether the connection stays open for the rest of its answers."""
+        if self._head_bytes or not self._latest_body.is_eof() or not self._has_requests_in_hand():
+            return False
+        current = self._current_request
+        if current is not None and current.version < HttpVersion11:
+            return False
+        self._is_half_closed = True
+        if self._watch is not None:
+            self._watch.begin(at_once=True)
+        return True
 
     def data_received(self, data: bytes) -> None:
         """As aiohttp's, which tells of a head only once it is whole."""
@@ -82,7 +113,45 @@ class _Protocol(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """As aiohttp's."""
         self._end_head()
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
         super().connection_lost(exc)
+
+    async def _handle_request(
+        self,
+        request: web.BaseRequest,
+        start_time: float | None,
+        request_handler: Handler,
+    ) -> tuple[web.StreamResponse, bool]:
+        """As aiohttp's, from a request's turn to the end of its answer."""
+        try:
+            return await super()._handle_request(request, start_time, request_handler)
+        finally:
+            self._num_answered += 1
+            if self._is_half_closed and not self._has_requests_in_hand():
+                self.close()  # nothing more will come
+
+    def _pause_transport_reading(self) -> None:
+        super()._pause_transport_reading()
+        if self._watch is not None and self._has_requests_in_hand():
+            self._watch.begin(at_once=False)
+
+    def _has_requests_in_hand(self) -> bool:
+        return self._request_count > self._num_answered  # some are in nobody's hand for a moment
+
+    def _is_blind(self) -> bool:
+        is_read = not (self._is_half_closed or self._reading_paused or self._buffer_paused)
+        return not is_read and self._has_requests_in_hand()
+
+    def _may_write_interim(self) -> bool:
+        current = self._current_request
+        return (
+            current is not None
+            and current.version >= HttpVersion11
+            and current.content.is_eof()
+            and current.writer.output_size == 0
+        )
 
     def _end_head(self) -> None:
         self._head_bytes = 0
