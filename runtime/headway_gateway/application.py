@@ -1,16 +1,20 @@
 """Which path does what: the OpenAI API goes to a replica, the gateway's own paths are answered here."""
 
+import asyncio
 import json
+import logging
 import time
 import uuid
 from collections.abc import Callable
 
 from aiohttp import web
 
+from headway_gateway import connections, replies
 from headway_gateway.admin import AdminKeys
 from headway_gateway.admin_paths import METHODS as ADMIN_METHODS
 from headway_gateway.admin_paths import AdminPaths
 from headway_gateway.config import GatewayConfig
+from headway_gateway.connections import Connections
 from headway_gateway.counters import Counters
 from headway_gateway.headers import REQUEST_ID, request_id_of
 from headway_gateway.held_bodies import BodyBudget, limit_of
@@ -24,12 +28,24 @@ from headway_gateway.routing import Routing
 from headway_gateway.upstream import Upstream, can_connect
 from headway_gateway.without_replica import answer_without_replica
 
+log = logging.getLogger(__name__)
+
 
 class Application:
     """One gateway: its pool, its counts and its handler of requests. Make it inside the running loop."""
 
-    def __init__(self, config: GatewayConfig, version: str, upstream: Upstream | None = None) -> None:
-        """Raises ConfigError when the admin keys cannot be read."""
+    def __init__(
+        self,
+        config: GatewayConfig,
+        version: str,
+        upstream: Upstream | None = None,
+        *,
+        open_files: int | None = None,
+    ) -> None:
+        """open_files: how many there may be; None for any number.
+
+        Raises ConfigError when the admin keys cannot be read.
+        """
         self._version = version
         self._instance = uuid.uuid4().hex
         keys: AdminKeys | None = None
@@ -43,9 +59,16 @@ class Application:
             max_waiting_bytes=config.max_waiting_bytes,
             can_connect=can_connect,
         )
-        self.bodies = BodyBudget(config.max_held_bytes or limit_of(container_memory_bytes()))
+        memory = container_memory_bytes()
+        self.bodies = BodyBudget(config.max_held_bytes or limit_of(memory))
+        self.connections = Connections(connections.limit_of(config.max_connections, memory, open_files))
         self._metrics = Metrics(
-            self.counters, self.pool, self.bodies, version=version, instance=self._instance
+            self.counters,
+            self.pool,
+            self.bodies,
+            self.connections,
+            version=version,
+            instance=self._instance,
         )
         self._last_answers = LastAnswers()
         self._revisions: tuple[str, ...] = ()
@@ -88,7 +111,10 @@ class Application:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer any request."""
         path = request.path
-        if is_proxied(path):
+        has_place = self.connections.has_place(request.protocol, asyncio.get_running_loop().time())
+        if is_proxied(path) and not has_place:
+            response = self._no_place(request)
+        elif is_proxied(path):
             known = self._known(request)
             if known is None:
                 return await self.proxy.handle(request)
@@ -104,9 +130,20 @@ class Application:
         else:
             response = own(request)
         response.headers[REQUEST_ID] = request_id_of(request.headers)
-        if self.proxy.is_draining:
+        if self.proxy.is_draining or not has_place:
             response.force_close()
         return response
+
+    def _no_place(self, request: web.BaseRequest) -> web.Response:
+        self.connections.num_refused += 1
+        most = self.connections.limit
+        log.warning("answered 503 (connections): %d are open", most, extra={"path": request.path})
+        return replies.error_response(
+            503,
+            f"{most} connections are open; retry in a second",
+            code="connections",
+            headers={"Retry-After": "1"},
+        )
 
     def _known(self, request: web.BaseRequest) -> web.Response | None:
         """What is answered without a replica while none is ready; a suspended service refuses all alike."""

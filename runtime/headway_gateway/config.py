@@ -26,7 +26,7 @@ class ServiceReference:
 class GatewayConfig:
     """Everything fixed at start. Exactly one of `backends_file` and `kubernetes_service` is set.
 
-    max_held_bytes: None for a share of the memory there is.
+    max_held_bytes, max_connections: None for what the memory there is allows.
     """
 
     host: str
@@ -44,6 +44,7 @@ class GatewayConfig:
     idle_timeout_seconds: float = 600.0
     max_body_bytes: int = 16 * 1024 * 1024
     max_held_bytes: int | None = None
+    max_connections: int | None = None
     log_level: LogLevel = "info"
 
 
@@ -80,6 +81,7 @@ def _to_config(options: argparse.Namespace) -> GatewayConfig:
         idle_timeout_seconds=options.idle_timeout_seconds,
         max_body_bytes=options.max_body_bytes,
         max_held_bytes=options.max_held_bytes,
+        max_connections=options.max_connections,
         log_level=options.log_level,
     )
 
@@ -164,6 +166,12 @@ def _build_parser() -> CommandParser:
         type=integer(1),
         help="bytes of all request bodies in memory together; those above 64 KiB have three quarters of it "
         "(default: half of the container's memory limit; 268435456 without one)",
+    )
+    parser.add_argument(
+        "--max-connections",
+        type=integer(1),
+        help="open connections of clients; one that rests makes room, else 503 (default: one for each 128 "
+        "KiB of the container's memory, 8192 without a limit, or half of the files that may be open)",
     )
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
     return parser

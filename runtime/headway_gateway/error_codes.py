@@ -9,6 +9,7 @@ GatewayCode = Literal[
     "admin_disabled",
     "body_memory_full",
     "body_too_large",
+    "connections",
     "headers_too_large",
     "internal_error",
     "invalid_admin_token",

@@ -18,6 +18,7 @@ from aiohttp.web_protocol import _ErrInfo
 
 from headway_gateway import replies
 from headway_gateway.client_watch import Watch
+from headway_gateway.connections import Connections
 from headway_gateway.headers import REQUEST_ID, request_id_of
 
 LONGEST_HEADER_BYTES = 65536
@@ -25,20 +26,23 @@ MOST_HEADERS = 256  # as a replica takes
 MOST_HEAD_BYTES = 65536
 HEAD_TIMEOUT_SECONDS = 15.0
 KEEP_ALIVE_SECONDS = 75.0  # as a replica has it
+# How long a connection without a place may take to ask for something.
+PLACELESS_SECONDS = 5.0
 
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class Server(web.Server):
-    """Makes a protocol for each connection."""
+    """Makes a protocol for each connection, of which `connections` keeps count."""
 
-    def __init__(self, handler: Handler, **options: Any) -> None:
+    def __init__(self, handler: Handler, connections: Connections, **options: Any) -> None:
         super().__init__(_within_size(handler), **options)
+        self._places = connections
 
     def __call__(self) -> web.RequestHandler:
         """As aiohttp's, which offers no other way to have another protocol."""
-        return _Protocol(self, loop=self._loop, **self._kwargs)
+        return _Protocol(self, self._places, loop=self._loop, **self._kwargs)
 
 
 log = logging.getLogger(__name__)
@@ -54,6 +58,7 @@ class HeadTimeoutError(Exception):
 
 class _Protocol(web.RequestHandler):
     __slots__ = (
+        "_connections",
         "_head_bytes",
         "_head_timer",
         "_is_half_closed",
@@ -63,8 +68,16 @@ class _Protocol(web.RequestHandler):
         "_watch",
     )
 
-    def __init__(self, manager: web.Server, *, loop: asyncio.AbstractEventLoop, **options: Any) -> None:
+    def __init__(
+        self,
+        manager: web.Server,
+        connections: Connections,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        **options: Any,
+    ) -> None:
         super().__init__(manager, loop=loop, **options)
+        self._connections = connections
         self._head_bytes = 0  # of a head of which the end has not come
         self._head_timer: asyncio.TimerHandle | None = None
         self._latest_body: StreamReader = EMPTY_PAYLOAD
@@ -78,6 +91,8 @@ class _Protocol(web.RequestHandler):
         super().connection_made(transport)
         assert self.transport is not None
         self._watch = Watch(self._loop, self.transport, self._is_blind, self._may_write_interim)
+        if not self._connections.enter(self, self._loop.time()):
+            self._loop.call_later(PLACELESS_SECONDS, self._time_out_placeless)
 
     def eof_received(self) -> bool:  # type: ignore[override] # aiohttp's always lets the connection end
         """The client sends no more: whether the connection stays open for the rest of its answers."""
@@ -99,11 +114,13 @@ class _Protocol(web.RequestHandler):
         super().data_received(data)
         if self._request_count > num_heads:
             self._end_head()
+            self._connections.works(self)
             # The next head may have begun with the same bytes; from its next ones on it counts.
             self._latest_body = self._messages[-1][1]
         elif not (was_in_body or self._buffer_paused or self._force_close or self._close):
             if not self._head_bytes and not data.strip(b"\r\n"):
                 return  # empty lines before a head are nothing
+            self._connections.works(self)
             self._head_bytes += len(data)
             if self._head_bytes > MOST_HEAD_BYTES:
                 self._refuse(431, HeadTooLargeError())
@@ -116,6 +133,7 @@ class _Protocol(web.RequestHandler):
         if self._watch is not None:
             self._watch.stop()
             self._watch = None
+        self._connections.leave(self)
         super().connection_lost(exc)
 
     async def _handle_request(
@@ -131,6 +149,12 @@ class _Protocol(web.RequestHandler):
             self._num_answered += 1
             if self._is_half_closed and not self._has_requests_in_hand():
                 self.close()  # nothing more will come
+            elif not (self._has_requests_in_hand() or self._head_bytes):
+                self._connections.rests(self, self._loop.time())
+
+    def give_way(self) -> None:
+        """End at once: another connection comes."""
+        self.force_close()
 
     def _pause_transport_reading(self) -> None:
         super()._pause_transport_reading()
@@ -164,6 +188,10 @@ class _Protocol(web.RequestHandler):
             self._head_timer = self._loop.call_later(HEAD_TIMEOUT_SECONDS, self._time_out)
         else:
             self._refuse(408, HeadTimeoutError())
+
+    def _time_out_placeless(self) -> None:
+        if self._request_count == 0 and not self._connections.has_place(self, self._loop.time()):
+            self.force_close()
 
     def _refuse(self, status: int, error: Exception) -> None:
         """Answer so, after what came before; nothing more is read."""

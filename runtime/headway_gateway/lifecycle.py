@@ -38,7 +38,7 @@ async def serve(config: GatewayConfig, version: str) -> int:
     Raises ConfigError where a flag is wrong, BackendListError where not even a first list can be followed.
     """
     watch_lifeline(config.lifeline_fd)
-    application = Application(config, version)
+    application = Application(config, version, open_files=raise_open_files())
     signals = _Signals()
     runner = web.ServerRunner(make_server(application), shutdown_timeout=LAST_WORDS_SECONDS)
     try:
@@ -67,6 +67,7 @@ def make_server(application: Application) -> web.Server:
     """The HTTP server: bodies untouched, handlers cancelled as soon as their client has gone."""
     return Server(
         application.handle,
+        application.connections,
         handler_cancellation=True,
         access_log=None,
         auto_decompress=False,
@@ -108,11 +109,17 @@ async def _until(is_reached: Callable[[], bool], timeout_seconds: float, cut_sho
     return is_reached()
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; the open file limit is raised, because every request takes two."""
+def raise_open_files() -> int | None:
+    """As many as the system lets this process have, because every request takes two; None for any number."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # macOS refuses its own hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
