@@ -101,7 +101,11 @@ def _build_parser() -> CommandParser:
         prog="headway gateway",
         description="Stand in front of a service's replicas: spread, hold and stream requests.",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on; :: is every one, of IPv4 and of IPv6 (default: %(default)s)",
+    )
     parser.add_argument(
         "--port", type=integer(0, 65535), default=8000, help="0 takes a free port (default: %(default)s)"
     )
