@@ -4,8 +4,9 @@ That is where nothing is read from it any more: it has closed its half, as it ma
 sends ahead more than is read before its turn. Who closes all sends the same FIN as who closes a half, so the
 one way to know is to send something: to a socket that nobody has any more the other side's kernel answers
 with a reset. An interim response (RFC 9110, 15.2.1) may be sent before the final one at any time, and clients
-throw it away; so one is sent at once to who has closed a half, and to both now and then until an answer
-begins, whose own bytes do the same. What came of it the kernel tells (on Linux by the connection's state).
+throw it away; so they do with a comment between the events of a stream. One of them is sent at once to who
+has closed a half, and to both now and then; an answer's own bytes do the same. What came of it the kernel
+tells (on Linux by the connection's state).
 """
 
 import asyncio
@@ -17,26 +18,27 @@ from collections.abc import Callable
 ASK_SECONDS = 5.0
 FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.01, 1.0
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
+COMMENT = b"3\r\n:\n\n\r\n"  # as a chunk
 _CLOSED = 7  # TCP_CLOSE of linux/tcp_states.h; struct tcp_info begins with the state
 
 
 class Watch:
     """One connection's. is_blind: whether nothing is read though something is in hand, else it rests.
-    may_ask: whether an interim response can be sent now."""
+    question: what can be sent now; empty where nothing can."""
 
-    __slots__ = ("_ask_at", "_delay", "_is_blind", "_loop", "_may_ask", "_timer", "_transport")
+    __slots__ = ("_ask_at", "_delay", "_is_blind", "_loop", "_question", "_timer", "_transport")
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         transport: asyncio.Transport,
         is_blind: Callable[[], bool],
-        may_ask: Callable[[], bool],
+        question: Callable[[], bytes],
     ) -> None:
         self._loop = loop
         self._transport = transport
         self._is_blind = is_blind
-        self._may_ask = may_ask
+        self._question = question
         self._timer: asyncio.TimerHandle | None = None
         self._ask_at = 0.0
         self._delay = LONGEST_LOOK_SECONDS
@@ -66,8 +68,8 @@ class Watch:
         if _is_broken(self._transport):
             self._transport.abort()
             return
-        if self._loop.time() >= self._ask_at and self._may_ask():
-            self._transport.write(INTERIM)
+        if self._loop.time() >= self._ask_at and (question := self._question()):
+            self._transport.write(question)
             self._ask_at = self._loop.time() + ASK_SECONDS
         self._timer = self._loop.call_later(self._delay, self._look)
         self._delay = min(self._delay * 2, LONGEST_LOOK_SECONDS)

@@ -17,7 +17,7 @@ from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import _ErrInfo
 
 from headway_gateway import replies
-from headway_gateway.client_watch import Watch
+from headway_gateway.client_watch import COMMENT, INTERIM, Watch
 from headway_gateway.connections import Connections
 from headway_gateway.headers import REQUEST_ID, request_id_of
 
@@ -66,6 +66,7 @@ class _Protocol(web.RequestHandler):
         "_latest_body",
         "_num_answered",
         "_watch",
+        "takes_comments",
     )
 
     def __init__(
@@ -84,13 +85,14 @@ class _Protocol(web.RequestHandler):
         self._is_refused = False
         self._is_half_closed = False
         self._num_answered = 0
+        self.takes_comments: Callable[[], bool] | None = None
         self._watch: Watch | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """As aiohttp's."""
         super().connection_made(transport)
         assert self.transport is not None
-        self._watch = Watch(self._loop, self.transport, self._is_blind, self._may_write_interim)
+        self._watch = Watch(self._loop, self.transport, self._is_blind, self._question)
         if not self._connections.enter(self, self._loop.time()):
             self._loop.call_later(PLACELESS_SECONDS, self._time_out_placeless)
 
@@ -147,6 +149,7 @@ class _Protocol(web.RequestHandler):
             return await super()._handle_request(request, start_time, request_handler)
         finally:
             self._num_answered += 1
+            self.takes_comments = None
             if self._is_half_closed and not self._has_requests_in_hand():
                 self.close()  # nothing more will come
             elif not (self._has_requests_in_hand() or self._head_bytes):
@@ -168,14 +171,13 @@ class _Protocol(web.RequestHandler):
         is_read = not (self._is_half_closed or self._reading_paused or self._buffer_paused)
         return not is_read and self._has_requests_in_hand()
 
-    def _may_write_interim(self) -> bool:
+    def _question(self) -> bytes:
         current = self._current_request
-        return (
-            current is not None
-            and current.version >= HttpVersion11
-            and current.content.is_eof()
-            and current.writer.output_size == 0
-        )
+        if current is None or current.version < HttpVersion11 or not current.content.is_eof():
+            return b""
+        if current.writer.output_size == 0:
+            return INTERIM
+        return COMMENT if self.takes_comments is not None and self.takes_comments() else b""
 
     def _end_head(self) -> None:
         self._head_bytes = 0
@@ -217,6 +219,12 @@ class _Protocol(web.RequestHandler):
         response.headers[REQUEST_ID] = request_id_of(request.headers)
         response.force_close()
         return response
+
+
+def set_comments(request: web.BaseRequest, takes_comments: Callable[[], bool] | None) -> None:
+    """takes_comments: whether a comment can stand in the request's answer now; None where none ever can."""
+    if isinstance(request.protocol, _Protocol):
+        request.protocol.takes_comments = takes_comments
 
 
 def _within_size(handler: Handler) -> Handler:

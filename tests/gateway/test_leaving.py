@@ -103,6 +103,32 @@ async def test_who_closes_its_half_and_leaves_later_is_gone_then(
     assert gateway.counters["client_aborted"] == 1
 
 
+async def test_who_leaves_while_a_stream_is_silent_is_gone_and_who_closes_its_half_is_not(
+    start_replica: StartReplica, start_gateway: StartGateway
+) -> None:
+    replica = await start_replica("a")
+    replica.streams_by_hand()
+    gateway = await start_gateway(replica)
+    half, half_writer = await connect(gateway)
+    half_writer.write(request())
+    half_stream = await replica.next_stream()
+    gone, gone_writer = await connect(gateway)
+    gone_writer.write(request())
+    gone_stream = await replica.next_stream()
+    for stream, reader in ((half_stream, half), (gone_stream, gone)):
+        await stream.head()
+        await stream.send("data: 1\n\n")
+        await reader.readuntil(b"data: 1\n\n\r\n")
+    half_writer.write_eof()
+    gone_writer.close()
+    await asyncio.wait_for(gone_stream.is_client_gone.wait(), 4)
+    await half_stream.send("data: 2\n\n")
+    await half_stream.end()
+    assert await half.read() == b"3\r\n:\n\n\r\n9\r\ndata: 2\n\n\r\n0\r\n\r\n"
+    half_writer.close()
+    assert (gateway.counters["finished"], gateway.counters["client_aborted"]) == (1, 1)
+
+
 async def test_who_breaks_off_in_the_middle_of_a_body_is_gone(start_gateway: StartGateway) -> None:
     gateway = await start_gateway()
     _, writer = await connect(gateway)
