@@ -44,6 +44,7 @@ class Site:
     gateway_backend_arguments: how the gateway finds replicas (flags of `headway gateway`).
     admin_public_key_path: where a replica and the gateway read the operator's public keys.
     bind_port: the port a process listens on; 0 lets it choose (local world).
+    is_ipv6: whether the cluster's own addresses are of IPv6.
     operator_namespace: where the operator runs in a pod; "" where it does not.
     monitoring_namespace: where Prometheus runs. monitoring_labels: by which it selects, on every service's
     monitors; a service's own come on top. runbook_url: of the page that says what to do about their alerts.
@@ -65,6 +66,7 @@ class Site:
     image_pull_secrets: tuple[str, ...] = ()
     allows_unrestricted: bool = False
     optional_kinds: frozenset[str] = frozenset()
+    is_ipv6: bool = False
 
 
 @dataclass(frozen=True, slots=True)

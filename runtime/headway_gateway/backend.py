@@ -5,6 +5,8 @@ from typing import Literal
 
 from headway_gateway.load import ReplicaLoad
 
+# With so many it is busy while more come; where prompts are short they are soon twice as many.
+FIRST_PROMPTS = 8
 # ready: takes new requests. draining: finishes what it has. unready: known, but not serving (yet).
 BackendState = Literal["ready", "draining", "unready"]
 
@@ -25,6 +27,7 @@ class Backend(ReplicaLoad):
     A backend that refused a connection is suspect, until one stands again; how long it is left alone before
     that is tried is `rest_seconds`. num_failures: answers one after another that were errors of its own.
     room: how many of those who wait may be given to it, since it last refused one of them; None for any.
+    most_prompts: of those who wait for a stream it is given no more while so many have not begun.
     """
 
     id: str
@@ -35,3 +38,4 @@ class Backend(ReplicaLoad):
     rest_seconds: float = 0.0
     num_failures: int = 0
     room: int | None = None
+    most_prompts: int = FIRST_PROMPTS

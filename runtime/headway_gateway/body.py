@@ -1,11 +1,16 @@
-"""Reads a request's body whole, within a size and a time, so that it can be sent more than once."""
+"""Reads a request's body whole, within a size and a time, so that it can be sent more than once.
+
+The bytes are written where they stay, once: pieces that are joined at the end would need twice the room.
+"""
 
 import asyncio
+import io
 import re
 
 from aiohttp import HttpVersion11, web
 
 from headway_gateway.errors import BodyError
+from headway_gateway.held_bodies import HeldBody
 
 _NAME = b'"stream"'
 # A name in JSON, and not within a text, where its quotation marks would be escaped.
@@ -21,18 +26,26 @@ def asks_for_stream(body: bytes) -> bool:
     return at >= 0
 
 
-async def read_body(request: web.BaseRequest, *, max_bytes: int, timeout_seconds: float) -> bytes | None:
-    """The body, or None where the request has none. BodyError carries the status to answer with."""
+async def read_body(
+    request: web.BaseRequest, *, max_bytes: int, timeout_seconds: float, held: HeldBody | None = None
+) -> bytes | None:
+    """The body, or None where the request has none. BodyError carries the status to answer with.
+
+    held: makes room for it before it is read, as far as its length is told.
+    """
     if not request.body_exists:
         return None
-    if request.content_length is not None and request.content_length > max_bytes:
-        raise _too_large(max_bytes)
+    if request.content_length is not None:
+        if request.content_length > max_bytes:
+            raise _too_large(max_bytes)
+        if held is not None:
+            held.make_room(request.content_length)
     if request.version >= HttpVersion11 and request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # the answer proper has not begun
     try:
         async with asyncio.timeout(timeout_seconds):
-            return await _read(request, max_bytes)
+            return await _read(request, max_bytes, held)
     except TimeoutError:
         raise BodyError(
             408,
@@ -45,15 +58,17 @@ async def read_body(request: web.BaseRequest, *, max_bytes: int, timeout_seconds
         ) from None
 
 
-async def _read(request: web.BaseRequest, max_bytes: int) -> bytes:
-    pieces: list[bytes] = []
+async def _read(request: web.BaseRequest, max_bytes: int, held: HeldBody | None) -> bytes:
     num_bytes = 0
-    while piece := await request.content.readany():
-        num_bytes += len(piece)
-        if num_bytes > max_bytes:
-            raise _too_large(max_bytes)
-        pieces.append(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    with io.BytesIO() as whole:  # of which nothing is left behind whatever ends this
+        while piece := await request.content.readany():
+            num_bytes += len(piece)
+            if num_bytes > max_bytes:
+                raise _too_large(max_bytes)
+            if held is not None:
+                held.make_room(num_bytes)
+            whole.write(piece)
+        return whole.getvalue()
 
 
 def _too_large(max_bytes: int) -> BodyError:

@@ -24,7 +24,10 @@ class ServiceReference:
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
-    """Everything fixed at start. Exactly one of `backends_file` and `kubernetes_service` is set."""
+    """Everything fixed at start. Exactly one of `backends_file` and `kubernetes_service` is set.
+
+    max_held_bytes, max_connections: None for what the memory there is allows.
+    """
 
     host: str
     port: int
@@ -40,6 +43,8 @@ class GatewayConfig:
     drain_timeout_seconds: float = 60.0
     idle_timeout_seconds: float = 600.0
     max_body_bytes: int = 16 * 1024 * 1024
+    max_held_bytes: int | None = None
+    max_connections: int | None = None
     log_level: LogLevel = "info"
 
 
@@ -75,6 +80,8 @@ def _to_config(options: argparse.Namespace) -> GatewayConfig:
         drain_timeout_seconds=options.drain_timeout_seconds,
         idle_timeout_seconds=options.idle_timeout_seconds,
         max_body_bytes=options.max_body_bytes,
+        max_held_bytes=options.max_held_bytes,
+        max_connections=options.max_connections,
         log_level=options.log_level,
     )
 
@@ -94,7 +101,11 @@ def _build_parser() -> CommandParser:
         prog="headway gateway",
         description="Stand in front of a service's replicas: spread, hold and stream requests.",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on; :: is every one, of IPv4 and of IPv6 (default: %(default)s)",
+    )
     parser.add_argument(
         "--port", type=integer(0, 65535), default=8000, help="0 takes a free port (default: %(default)s)"
     )
@@ -153,6 +164,18 @@ def _build_parser() -> CommandParser:
         type=integer(1),
         default=16 * 1024 * 1024,
         help="longer request bodies are answered 413 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-held-bytes",
+        type=integer(1),
+        help="bytes of all request bodies in memory together; those above 64 KiB have three quarters of it "
+        "(default: half of the container's memory limit; 268435456 without one)",
+    )
+    parser.add_argument(
+        "--max-connections",
+        type=integer(1),
+        help="open connections of clients; one that rests makes room, else 503 (default: one for each 128 "
+        "KiB of the container's memory, 8192 without a limit, or half of the files that may be open)",
     )
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
     return parser

@@ -6,7 +6,7 @@
     ├── TokenError            an admin call without a good token: HTTP 401
     ├── RoutingError          what the operator tells is not usable: HTTP 422
     ├── HeaderError           the request's headers cannot be passed on: HTTP 400
-    ├── BodyError             the request's body cannot be taken: HTTP 400, 408 or 413
+    ├── BodyError             the request's body cannot be taken: HTTP 400, 408, 413 or 503
     ├── AnswerError           the gateway answers a request itself with a 5xx
     ├── NotAcceptedError      one attempt failed and no replica can have taken the request: try again
     ├── ReplicaDiedError      a replica took the request and died before it said anything: try another, once
@@ -45,10 +45,13 @@ class HeaderError(HeadwayGatewayError):
 class BodyError(HeadwayGatewayError):
     """The client's body cannot be read whole. `status` is the answer."""
 
-    def __init__(self, status: int, message: str, *, code: GatewayCode) -> None:
+    def __init__(
+        self, status: int, message: str, *, code: GatewayCode, retry_after_seconds: int | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
+        self.retry_after_seconds = retry_after_seconds
 
 
 class AnswerError(HeadwayGatewayError):

@@ -7,6 +7,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from headway_gateway.backend import Backend
+from headway_gateway.held_bodies import HeldBody
 from headway_gateway.relay import Relay
 
 
@@ -18,9 +19,9 @@ class Exchange:
     request_id: str
     forwarded_headers: CIMultiDict[str]
     relay: Relay
+    body: HeldBody  # until its answer begins
     # Without a limit at first; shutting down sets it, which ends the exchange wherever it is.
     limit: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
-    body: bytes | None = None  # until its answer begins
     received_at: float | None = None
     head_at: float = 0.0  # of the latest answer
     is_over: bool = False

@@ -74,6 +74,7 @@ class Lease:
         if is_measured:
             self._answered_at = asyncio.get_running_loop().time()
             self.backend.note_answered(self._given, self._pool.pace, self._answered_at)
+        self._pool.note_begun(self.backend)
 
     def mark_ended(self) -> None:
         """All of its answer is here."""

@@ -8,6 +8,7 @@ rest is ended with an error. A second signal ends all at once.
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import resource
@@ -29,6 +30,7 @@ QUIET_SECONDS = 1.0
 LOOK_SECONDS = 0.02
 LAST_WORDS_SECONDS = 2.0  # for error events to be written when the drain timeout has passed
 BACKLOG = 4096
+EVERY_ADDRESS = "::"
 log = logging.getLogger(__name__)
 
 
@@ -38,18 +40,20 @@ async def serve(config: GatewayConfig, version: str) -> int:
     Raises ConfigError where a flag is wrong, BackendListError where not even a first list can be followed.
     """
     watch_lifeline(config.lifeline_fd)
-    application = Application(config, version)
+    application = Application(config, version, open_files=raise_open_files())
     signals = _Signals()
     runner = web.ServerRunner(make_server(application), shutdown_timeout=LAST_WORDS_SECONDS)
     try:
         source = asyncio.create_task(follow(config, application), name="backends")
-        listener = listen(config.host, config.port)
+        listeners = listen(config.host, config.port)
         await runner.setup()
-        await web.SockSite(runner, listener, backlog=BACKLOG).start()
-        port = listener.getsockname()[1]
+        for listener in listeners:
+            await web.SockSite(runner, listener, backlog=BACKLOG).start()
+        port = listeners[0].getsockname()[1]
         if config.port_file is not None:
             write_port_file(config.port_file, port)
-        log.info("listening on %s port %d", config.host, port)
+        shown = " and ".join(listener.getsockname()[0] for listener in listeners)
+        log.info("listening on %s port %d", shown, port)
         first = asyncio.create_task(signals.first.wait())
         done, _ = await asyncio.wait((first, source), return_when=asyncio.FIRST_COMPLETED)
         if source in done:
@@ -67,6 +71,7 @@ def make_server(application: Application) -> web.Server:
     """The HTTP server: bodies untouched, handlers cancelled as soon as their client has gone."""
     return Server(
         application.handle,
+        application.connections,
         handler_cancellation=True,
         access_log=None,
         auto_decompress=False,
@@ -108,18 +113,50 @@ async def _until(is_reached: Callable[[], bool], timeout_seconds: float, cut_sho
     return is_reached()
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; the open file limit is raised, because every request takes two."""
+def raise_open_files() -> int | None:
+    """As many as the system lets this process have, because every request takes two; None for any number."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # macOS refuses its own hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def listen(host: str, port: int) -> list[socket.socket]:
+    """The listening sockets: one, or for "::" one for each kind of address that this system has.
+
+    Two, and none that takes both: so no client's address is told as "::ffff:10.0.0.1".
+    """
+    plain = host.removeprefix("[").removesuffix("]")
+    if plain != EVERY_ADDRESS:
+        return [_listen(plain, port)]
+    try:
+        first = _listen("0.0.0.0", port)
+    except ConfigError as error:
+        if not _is_unknown(error.__cause__):
+            raise
+        return [_listen(plain, port)]
+    try:
+        return [first, _listen(plain, first.getsockname()[1])]
+    except ConfigError as error:
+        if _is_unknown(error.__cause__):
+            return [first]
+        first.close()
+        raise
+
+
+def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise ConfigError(
-            f"cannot listen on --host={host!r} --port={port}: {error}; choose another"
-        ) from None
+        message = f"cannot listen on --host={host!r} --port={port}: {error}; choose another"
+        raise ConfigError(message) from error
+
+
+def _is_unknown(error: BaseException | None) -> bool:
+    """Whether this system has no addresses of the kind."""
+    return isinstance(error, OSError) and error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 
 def write_port_file(path: Path, port: int) -> None:

@@ -8,7 +8,9 @@ from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, ge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from headway_gateway.connections import Connections
 from headway_gateway.counters import Counters
+from headway_gateway.held_bodies import BodyBudget
 from headway_gateway.pool import BackendPool
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -44,9 +46,20 @@ class Latencies:
 class StateCollector(Collector):
     """Counters and gauges as they stand at the moment of the scrape."""
 
-    def __init__(self, counters: Counters, pool: BackendPool, *, version: str, instance: str) -> None:
+    def __init__(
+        self,
+        counters: Counters,
+        pool: BackendPool,
+        bodies: BodyBudget,
+        connections: Connections,
+        *,
+        version: str,
+        instance: str,
+    ) -> None:
         self._counters = counters
         self._pool = pool
+        self._bodies = bodies
+        self._connections = connections
         self._version = version
         self._instance = instance
 
@@ -75,8 +88,30 @@ class StateCollector(Collector):
             "How long ago the backend list was known to be the current one.",
             time.monotonic() - counters.backend_list_seen_at,
         )
+        yield from self._collect_bounds()
         yield from self._collect_revisions()
         yield from self._collect_pool()
+
+    def _collect_bounds(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "headway_gateway_body_bytes", "Bytes of request bodies held in memory.", self._bodies.held_bytes
+        )
+        yield GaugeMetricFamily(
+            "headway_gateway_body_bytes_limit",
+            "Bytes that all of them may have together.",
+            self._bodies.limit_bytes,
+        )
+        yield _counter("bodies_refused", "Requests refused because of that limit.", self._bodies.num_refused)
+        connections = self._connections
+        yield GaugeMetricFamily(
+            "headway_gateway_connections", "Open connections of clients.", len(connections)
+        )
+        yield GaugeMetricFamily(
+            "headway_gateway_connections_limit", "Those that may ask for an answer.", connections.limit
+        )
+        yield _counter(
+            "connections_refused", "Requests refused because of that limit.", connections.num_refused
+        )
 
     def _collect_revisions(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(
@@ -144,10 +179,21 @@ class StateCollector(Collector):
 class Metrics:
     """The registry, and the page made of it."""
 
-    def __init__(self, counters: Counters, pool: BackendPool, *, version: str, instance: str) -> None:
+    def __init__(
+        self,
+        counters: Counters,
+        pool: BackendPool,
+        bodies: BodyBudget,
+        connections: Connections,
+        *,
+        version: str,
+        instance: str,
+    ) -> None:
         self._registry = CollectorRegistry()
         self.latencies = Latencies(self._registry)
-        self._registry.register(StateCollector(counters, pool, version=version, instance=instance))
+        self._registry.register(
+            StateCollector(counters, pool, bodies, connections, version=version, instance=instance)
+        )
         ProcessCollector(registry=self._registry)
 
     def keep_revisions(self, revisions: Collection[str]) -> None:

@@ -26,13 +26,18 @@ Who waited and is then refused by a backend, which has no room for all, waits on
 others as it shows to have room: two for each that it takes, one for each that it has answered, and one now
 and then.
 
+Who waited for a stream is given to a backend that is busy with no more than eight others of which nothing has
+come, and one more for each that has begun since: so the first backend that is ready does not get all of a
+crowd when others come a second later, and is as busy as if it did. That holds back nobody whose time is over,
+nor whoever is first when the queue is full.
+
 Knows nothing of HTTP. Times are seconds of the event loop's clock.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
-from headway_gateway.backend import Backend, BackendEntry
+from headway_gateway.backend import FIRST_PROMPTS, Backend, BackendEntry
 from headway_gateway.config import DEFAULT_MAX_WAITING_BYTES
 from headway_gateway.errors import AnswerError
 from headway_gateway.lease import Lease
@@ -177,11 +182,13 @@ class BackendPool:
             if lease is not None or (refused_by and not was_held):
                 return lease
         if not is_again:
-            self._check_room(num_bytes)
+            while (full := self._why_full(num_bytes)) is not None:
+                if not self._let_first_go():
+                    raise full
         return await self._wait(since, least_until, num_bytes, is_streamed=is_streamed)
 
-    def _check_room(self, num_bytes: int) -> None:
-        """AnswerError where one more would be too many, or too much."""
+    def _why_full(self, num_bytes: int) -> AnswerError | None:
+        """Where one more would be too many, or too much."""
         held = self._waiting.num_bytes
         if len(self._waiting) >= self.routing.max_waiting:
             full = f"{len(self._waiting)} requests wait already"
@@ -191,8 +198,8 @@ class BackendPool:
                 f"{self.max_waiting_bytes} that may"
             )
         else:
-            return
-        raise AnswerError(
+            return None
+        return AnswerError(
             503,
             "waiting_queue_full",
             f"no replica is ready{self._why()} and {full}; try again later",
@@ -214,6 +221,9 @@ class BackendPool:
                 turn.lease.result().release()
             if not isinstance(error, TimeoutError):
                 raise
+            lease = self._pick((), is_streamed=is_streamed, was_held=True, is_urgent=True)
+            if lease is not None:
+                return lease
             raise AnswerError(
                 503,
                 "waiting_timeout",
@@ -238,6 +248,25 @@ class BackendPool:
             self._waiting.leave(turn)
         for backend in self._backends.values():
             backend.room = None
+            backend.most_prompts = FIRST_PROMPTS
+
+    def _let_first_go(self) -> bool:
+        """Hand a lease to who is first, whatever its backend has to compute; whether there was one."""
+        turn = self._waiting.first
+        if turn is None or turn.lease.done():
+            return False
+        lease = self._pick((), is_streamed=turn.is_streamed, was_held=True, is_urgent=True)
+        if lease is None:
+            return False
+        turn.lease.set_result(lease)
+        self._waiting.leave(turn)
+        return True
+
+    def note_begun(self, backend: Backend) -> None:
+        """The first piece of a stream is here."""
+        if self._waiting:
+            backend.most_prompts += 1
+            self.wake_waiting()
 
     def take_back(self, backend: Backend, *, has_room: bool) -> None:
         """One request less in flight. has_room: whether it is one less at the backend, too."""
@@ -245,6 +274,8 @@ class BackendPool:
         self._num_in_flight -= 1
         if has_room:
             self._make_room(backend, 1)
+        if self._waiting:
+            self.wake_waiting()
 
     def note_taken(self, backend: Backend, *, is_error: bool) -> None:
         """It has begun to answer. Errors of its own make it the last choice for a while."""
@@ -294,8 +325,14 @@ class BackendPool:
         return self._backends.get(backend.id) is backend
 
     def _pick(
-        self, refused_by: Collection[Backend], *, is_streamed: bool, was_held: bool = False
+        self,
+        refused_by: Collection[Backend],
+        *,
+        is_streamed: bool,
+        was_held: bool = False,
+        is_urgent: bool = False,
     ) -> Lease | None:
+        heeds_prompts = was_held and is_streamed and not is_urgent
         now = asyncio.get_running_loop().time()
         is_enough = len(refused_by) >= MOST_REFUSALS
         able = [
@@ -306,6 +343,7 @@ class BackendPool:
             and backend not in refused_by
             and not (is_enough and now < backend.busy_until)
             and not (was_held and backend.room == 0)
+            and not (heeds_prompts and backend.num_unanswered >= backend.most_prompts)
         ]
         if not able:
             return None

@@ -35,6 +35,8 @@ from headway_gateway.errors import (
     ReplicaDiedError,
 )
 from headway_gateway.exchange import Exchange
+from headway_gateway.held_bodies import BodyBudget, HeldBody
+from headway_gateway.last_answers import LARGEST_BYTES, LastAnswers
 from headway_gateway.lease import Lease
 from headway_gateway.metrics import Latencies
 from headway_gateway.pool import BackendPool
@@ -56,12 +58,16 @@ class Proxy:
         upstream: Upstream,
         counters: Counters,
         latencies: Latencies,
+        bodies: BodyBudget,
+        last_answers: LastAnswers,
     ) -> None:
         self._config = config
         self._pool = pool
         self._upstream = upstream
         self._counters = counters
         self._latencies = latencies
+        self._bodies = bodies
+        self._last_answers = last_answers
         self._exchanges: set[Exchange] = set()
         self._is_ending = False
         self.is_draining = False
@@ -95,12 +101,16 @@ class Proxy:
             request_id,
             forwarded,
             Relay(request, request_id, self._config.idle_timeout_seconds),
+            HeldBody(self._bodies),
         )
         self.last_request_at = asyncio.get_running_loop().time()
         try:
             return await self._within_limit(exchange)
         except BodyError as error:
-            return self._answer(exchange, error.status, str(error), code=error.code, closes=True)
+            own = _retry_after(error.retry_after_seconds)
+            return self._answer(
+                exchange, error.status, str(error), code=error.code, own_headers=own, closes=True
+            )
         except ClientGoneError as error:
             self._end_left(exchange)
             log.info("the client has gone: %s", error, extra=exchange.log_fields())
@@ -110,6 +120,7 @@ class Proxy:
             raise
         finally:
             self._end(exchange, "failed", "internal_error")  # a fault of our own, unless it has ended already
+            exchange.body.drop()
             self._exchanges.discard(exchange)
 
     async def _within_limit(self, exchange: Exchange) -> web.StreamResponse:
@@ -128,10 +139,14 @@ class Proxy:
             return self._reject(exchange, AnswerError(503, "shutting_down", message, retry_after_seconds=1))
 
     async def _serve(self, exchange: Exchange) -> web.StreamResponse:
-        exchange.body = await read_body(
-            exchange.request,
-            max_bytes=self._config.max_body_bytes,
-            timeout_seconds=self._config.idle_timeout_seconds,
+        exchange.body.data = (
+            await read_body(
+                exchange.request,
+                max_bytes=self._config.max_body_bytes,
+                timeout_seconds=self._config.idle_timeout_seconds,
+                held=exchange.body,
+            )
+            or b""
         )
         exchange.received_at = asyncio.get_running_loop().time()
         self._counters.received += 1
@@ -152,12 +167,12 @@ class Proxy:
         return response
 
     async def _forward(self, exchange: Exchange) -> web.StreamResponse:
-        is_streamed = asks_for_stream(exchange.body or b"")
+        is_streamed = asks_for_stream(exchange.body.data)
         while True:
             lease = await self._pool.acquire(
                 refused_by=exchange.refused_by,
                 since=exchange.received_at or 0.0,
-                num_bytes=len(exchange.body or b""),
+                num_bytes=len(exchange.body),
                 is_streamed=is_streamed,
                 is_again=exchange.retry_reason is not None,
                 was_held=exchange.was_held,
@@ -234,11 +249,12 @@ class Proxy:
     async def _await_first(self, exchange: Exchange, upstream: aiohttp.ClientResponse, revision: str) -> None:
         exchange.head_at = asyncio.get_running_loop().time()
         try:
-            await exchange.relay.await_first(upstream)
+            is_wanted = self._last_answers.is_wanted(exchange.request)
+            await exchange.relay.await_first(upstream, least_bytes=LARGEST_BYTES if is_wanted else 1)
         except BrokenStreamError:
             self._count_accepted(exchange, revision, is_error=True)
             raise
-        exchange.body = None  # no other replica will be sent it, and answers may take minutes
+        exchange.body.drop()  # no other replica will be sent it, and answers may take minutes
 
     async def _relay(
         self, exchange: Exchange, upstream: aiohttp.ClientResponse, revision: str
@@ -253,11 +269,14 @@ class Proxy:
             self._latencies.answered.observe(took)
             self._latencies.by_revision.labels(revision).observe(took)
         try:
-            return await exchange.relay.pass_on(upstream, closes=self.is_draining)
+            response = await exchange.relay.pass_on(upstream, closes=self.is_draining)
         except BrokenStreamError:
             if upstream.status < 500 and revision == self._told(revision):
                 self._counters.count_broken(revision)
             raise
+        if self._last_answers.is_wanted(exchange.request):
+            self._last_answers.note(exchange.request, upstream.status, response)
+        return response
 
     def _note_death(self, exchange: Exchange, lease: Lease, error: ReplicaDiedError) -> None:
         """Raises AnswerError where it is the second one."""
@@ -306,8 +325,7 @@ class Proxy:
 
     def _reject(self, exchange: Exchange, error: AnswerError) -> web.Response:
         self._end(exchange, "rejected", error.reason)
-        retry_after = error.retry_after_seconds
-        own = {} if retry_after is None else {"Retry-After": str(retry_after)}
+        own = _retry_after(error.retry_after_seconds)
         return self._answer(exchange, error.status, str(error), code=error.reason, own_headers=own)
 
     async def _break_off(self, exchange: Exchange, error: BrokenStreamError) -> web.StreamResponse:
@@ -355,3 +373,7 @@ class Proxy:
             return
         exchange.is_over = True
         self._counters.count_end(end, reason)
+
+
+def _retry_after(seconds: int | None) -> dict[str, str]:
+    return {} if seconds is None else {"Retry-After": str(seconds)}

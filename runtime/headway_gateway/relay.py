@@ -13,10 +13,12 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from aiohttp.http_writer import StreamWriter
 
 from headway_gateway import headers, replies
 from headway_gateway.error_codes import GatewayCode
 from headway_gateway.errors import BrokenStreamError, ReplicaDiedError
+from headway_gateway.http_server import set_comments
 
 # Below this many bytes unsent, a write never has to wait for the client.
 _UNSENT_BYTES_TO_WATCH = 32 * 1024
@@ -44,13 +46,16 @@ class Relay:
         """Whether a response head has gone to the client."""
         return self._response is not None
 
-    async def await_first(self, upstream: aiohttp.ClientResponse) -> None:
+    async def await_first(self, upstream: aiohttp.ClientResponse, *, least_bytes: int = 1) -> None:
         """Wait for the first piece of an answer's body, of which the client is told nothing yet.
 
+        least_bytes: for so many of them, or all that there are.
         Raises ReplicaDiedError when the connection breaks, BrokenStreamError when nothing comes in time.
         """
         try:
             self._first = await upstream.content.readany()
+            while len(self._first) < least_bytes and not upstream.content.at_eof():
+                self._first += await upstream.content.readany()
         except aiohttp.SocketTimeoutError as error:
             raise _broken(error) from error
         except (aiohttp.ClientError, OSError) as error:
@@ -87,6 +92,7 @@ class Relay:
         except ConnectionError as error:
             raise ClientGoneError(str(error)) from error
         self._response = response
+        set_comments(self._request, self._takes_comments)
         if first:
             await self._write(response, first)
         while piece := await self._read(upstream):
@@ -107,7 +113,7 @@ class Relay:
         response = self._response
         assert response is not None, "a stream that never began is answered, not broken off"
         try:
-            if response.headers.get("Content-Type", "").startswith("text/event-stream"):
+            if _is_events(response):
                 separator = b"" if self._is_at_event_end else b"\n\n"
                 await self._write(response, separator + replies.error_event(message, code=code))
                 await self._finish(response)
@@ -131,7 +137,13 @@ class Relay:
         self._is_at_event_end = piece.endswith(_ENDS_OF_EVENT)
         await self._to_client(response.write(piece), len(piece))
 
+    def _takes_comments(self) -> bool:
+        response, writer = self._response, self._request.writer
+        is_chunked = isinstance(writer, StreamWriter) and writer.chunked
+        return response is not None and _is_events(response) and is_chunked and self._is_at_event_end
+
     async def _finish(self, response: web.StreamResponse) -> None:
+        set_comments(self._request, None)
         await self._to_client(response.write_eof(), 0)
 
     async def _to_client(self, writing: Coroutine[Any, Any, None], num_bytes: int) -> None:
@@ -149,6 +161,10 @@ class Relay:
             raise ClientGoneError(f"the client read nothing for {self._idle_timeout_seconds:g} s") from None
         except ConnectionError as error:
             raise ClientGoneError(str(error)) from error
+
+
+def _is_events(response: web.StreamResponse) -> bool:
+    return response.headers.get("Content-Type", "").startswith("text/event-stream")
 
 
 def _broken(error: Exception) -> BrokenStreamError:

@@ -8,22 +8,27 @@ from aiohttp import web
 from headway_gateway.error_codes import GatewayCode
 
 
-def error_body(status: int, message: str, *, code: GatewayCode) -> bytes:
+def error_body(status: int, message: str, *, code: GatewayCode, param: str | None = None) -> bytes:
     """`{"error": {...}}` with the type that OpenAI's API gives to this status."""
     kind = {401: "authentication_error", 403: "permission_error"}.get(status)
     if kind is None:
         kind = "server_error" if status >= 500 else "invalid_request_error"
-    error = {"message": message, "type": kind, "param": None, "code": code}
+    error = {"message": message, "type": kind, "param": param, "code": code}
     return json.dumps({"error": error}).encode()
 
 
 def error_response(
-    status: int, message: str, *, code: GatewayCode, headers: Mapping[str, str] | None = None
+    status: int,
+    message: str,
+    *,
+    code: GatewayCode,
+    param: str | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> web.Response:
-    """An error as a whole response."""
+    """An error as a whole response. param: the field that is to blame, if one is."""
     return web.Response(
         status=status,
-        body=error_body(status, message, code=code),
+        body=error_body(status, message, code=code, param=param),
         headers={"Content-Type": "application/json", **(headers or {})},
     )
 

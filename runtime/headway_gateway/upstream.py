@@ -11,13 +11,13 @@ comes for `LOST_NODE_SECONDS`, the kernel ends the connection, and that is a dea
 
 import asyncio
 import contextlib
-import io
 import socket
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 import aiohttp
+from aiohttp.abc import AbstractStreamWriter
 from aiohttp.client_reqrep import ClientRequest
 from aiohttp.connector import AddrInfoType, Connection
 from aiohttp.tracing import Trace
@@ -26,13 +26,14 @@ from yarl import URL
 
 from headway_gateway.errors import AnswerError, NotAcceptedError, ReplicaDiedError
 from headway_gateway.evidence import Evidence
+from headway_gateway.held_bodies import HeldBody
 
 CONNECT_TIMEOUT_SECONDS = 2.0
 KEEP_ALIVE_SECONDS = 30.0
 LOST_NODE_SECONDS = 15
 PROBE_SECONDS = 5
-# aiohttp warns of longer bodies as bytes; as a file they go out in pieces.
-LARGEST_BODY_AS_BYTES = 1024 * 1024
+# Longer bodies go out in pieces of this size, each of them once the ones before have left.
+PIECE_BYTES = 64 * 1024
 LONGEST_REFUSAL_BYTES = 64 * 1024
 REFUSAL_TIMEOUT_SECONDS = 2.0
 _OWN_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
@@ -127,7 +128,7 @@ class Upstream:
         method: str,
         url: str,
         headers: CIMultiDict[str],
-        body: bytes | None,
+        body: HeldBody | None,
         on_connected: Callable[[], None],
     ) -> aiohttp.ClientResponse:
         """The response, its head read and its body to come; the caller leaves it with `async with`.
@@ -136,7 +137,7 @@ class Upstream:
         """
         attempt = _Attempt(on_connected)
         _attempt.set(attempt)
-        data = io.BytesIO(body) if body is not None and len(body) > LARGEST_BODY_AS_BYTES else body
+        data = None if not body else body.data if len(body) <= PIECE_BYTES else _Pieces(body)
         try:
             return await self._session.request(
                 method, URL(url, encoded=True), headers=headers, data=data, allow_redirects=False
@@ -161,6 +162,32 @@ class Upstream:
             ) from error
         finally:
             attempt.close()
+
+
+class _Pieces(aiohttp.Payload):
+    """A body that is not copied, and that is gone once it is dropped, whoever still knows this object."""
+
+    def __init__(self, body: HeldBody) -> None:
+        super().__init__(body)
+        self._size = len(body)
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """As aiohttp wants it; nobody calls it."""
+        return self._body.data.decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        """All of it, also where an answer begins before and the body is dropped."""
+        data = self._body.data
+        try:
+            for start in range(0, len(data), PIECE_BYTES):
+                await writer.write(data[start : start + PIECE_BYTES])
+        finally:
+            del data  # the frame may outlive this in the traceback of an error
+
+    @property
+    def _body(self) -> HeldBody:
+        body: HeldBody = self._value
+        return body
 
 
 async def can_connect(url: str) -> bool:

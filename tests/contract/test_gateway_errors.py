@@ -17,6 +17,7 @@ from headway_runtime.server.error_codes import HttpCode
 GUIDE = Path(__file__).parents[2] / "docs" / "api.md"
 # What only a gateway can say.
 OWN = {
+    "body_memory_full",
     "invalid_routing",
     "of_one_replica",
     "replica_answer",

@@ -7,7 +7,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.gateway.pools import pool_of
 
 from headway_gateway import metrics
+from headway_gateway.connections import Connections
 from headway_gateway.counters import Counters
+from headway_gateway.held_bodies import BodyBudget
 from headway_gateway.routing import Routing
 
 TABLE = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -44,7 +46,7 @@ async def test_the_table_and_the_page_say_the_same() -> None:
         counters.failed[reason] += 1
     for reason in table["headway_gateway_requests_retried"][1]["reason"]:
         counters.retried[reason] += 1
-    made = metrics.Metrics(counters, pool, version="1", instance="2")
+    made = metrics.Metrics(counters, pool, BodyBudget(1), Connections(1), version="1", instance="2")
     made.latencies.by_revision.labels("demo-a").observe(1.0)
 
     page = {

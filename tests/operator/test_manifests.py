@@ -89,6 +89,17 @@ def test_renders_the_golden_manifests(
     assert list(yaml.safe_load_all(got)) == list(yaml.safe_load_all(path.read_text()))
 
 
+def test_where_the_cluster_has_ipv6_pods_listen_on_it(build: Any) -> None:
+    for is_ipv6, want in ((False, "0.0.0.0"), (True, "::")):
+        hosts = [
+            container["args"][container["args"].index("--host") + 1]
+            for manifest in rendered(build, {}, build.site(is_ipv6=is_ipv6)).manifests
+            if manifest["kind"] == "Deployment"
+            for container in manifest["spec"]["template"]["spec"]["containers"]
+        ]
+        assert hosts == [want, want]
+
+
 def test_a_stored_default_of_sequences_rolls_nothing(build: Any) -> None:
     """An API server keeps the defaults of its time, and on GPUs 64 was one. The name is of a version that had
     it."""

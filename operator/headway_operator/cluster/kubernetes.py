@@ -88,6 +88,7 @@ class KubernetesCluster(KubernetesChildren):
         runbook_url: str = "",
         image_pull_secrets: Sequence[str] = (),
         allows_unrestricted: bool = False,
+        is_ipv6: bool = False,
         clock: Callable[[], float] = time.time,
         cache: KubernetesCache | None = None,
     ) -> None:
@@ -109,6 +110,7 @@ class KubernetesCluster(KubernetesChildren):
             runbook_url=runbook_url,
             image_pull_secrets=tuple(image_pull_secrets),
             allows_unrestricted=allows_unrestricted,
+            is_ipv6=is_ipv6,
         )
         self._others = OtherOperators(api, self._cache, lease_namespace, clock)
         self._discovery = Discovery(api, clock)

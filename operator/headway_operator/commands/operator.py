@@ -32,6 +32,7 @@ from headway_operator.handlers import watch
 from headway_operator.health import Health, serving
 from headway_operator.keys import KeyRing
 from headway_operator.loop import Fetch, ServiceLoop, ServiceLoops
+from headway_operator.manifests.pod import every_address
 from headway_operator.model_cache import is_other_offer
 from headway_operator.model_cache.offer import uses
 from headway_operator.names import CACHE_KIND, KIND, CacheKey
@@ -99,6 +100,7 @@ async def run(options: argparse.Namespace) -> None:
             runbook_url=options.runbook_url,
             image_pull_secrets=options.image_pull_secret,
             allows_unrestricted=options.allow_unrestricted_templates,
+            is_ipv6=_is_ipv6(),
             cache=cache,
         )
         scraper = await stack.enter_async_context(Scraper(keys, time.time, may_write=lambda: lease.is_held))
@@ -151,7 +153,7 @@ async def run(options: argparse.Namespace) -> None:
             serving(
                 health,
                 metrics.registry,
-                host="0.0.0.0",
+                host=every_address(is_ipv6=_is_ipv6()),
                 health_port=options.health_port,
                 metrics_port=options.metrics_port,
             )
@@ -319,6 +321,11 @@ def _identity() -> str:
 
 def _own_namespace() -> str:
     return _pod_namespace() or os.environ.get("POD_NAMESPACE", "default")
+
+
+def _is_ipv6() -> bool:
+    """Whether the cluster that this pod runs in has IPv6 first, as the API server's own address tells."""
+    return ":" in os.environ.get("KUBERNETES_SERVICE_HOST", "")
 
 
 def _pod_namespace() -> str:

@@ -25,7 +25,14 @@ CONTAINER_SECURITY = {
 
 def host(site: Site) -> str:
     """The address a process listens on: every interface in a pod, loopback in the local world."""
-    return "0.0.0.0" if site.kind == "kubernetes" else "127.0.0.1"
+    if site.kind == "local":
+        return "127.0.0.1"
+    return every_address(is_ipv6=site.is_ipv6)
+
+
+def every_address(*, is_ipv6: bool) -> str:
+    """What stands for all of them: a cluster of IPv4 alone may have nodes without the other kind."""
+    return "::" if is_ipv6 else "0.0.0.0"
 
 
 def admin_arguments(service: Service, site: Site) -> list[str]:
