@@ -10,10 +10,11 @@ all of them decodes but at most one prompt, and as long as
 - no decode gets its last token, and there are free blocks for all, so that nobody is preempted;
 - the prompt is cut short each time, and it gets and leaves two tokens at least, as a single one is scheduled
   as a decode. How many it gets is found out by the scheduler's own rules;
-- nobody is admitted: all places are taken, or steps take no further prompt, or whoever waits has no part of
-  them, or comes after one that waits for blocks. All of this stays so. Decodes only take blocks, answers are
-  like no other, so that what the cache has for somebody grows by nothing but blocks of the prompt under way,
-  and nobody that waits becomes late meanwhile, which would change their order;
+- nobody is admitted: all places are taken that the next may have, or steps take no further prompt, or
+  whoever waits has no part of them, or comes after one that waits for blocks. All of this stays so. Decodes
+  only take blocks, answers are like no other, so that what the cache has for somebody grows by nothing but
+  blocks of the prompt under way, and nobody that waits becomes late meanwhile, which would change their order
+  and whom places are left for;
 - no block of the prompt is in the cache already, under another one's number: whether it still is when the
   prompt gets there would hang on which blocks decodes have taken until then.
 
@@ -216,6 +217,8 @@ def _is_closed(scheduler: Scheduler, draft: StepDraft, prompt: Sequence | None, 
     if not draft.takes_prompts or num_running >= scheduler.limits.max_num_seqs:
         return True
     for one in scheduler.waiting[:MAX_OVERTAKEN]:
+        if scheduler.finds_no_place(one):
+            return True
         num_tokens, num_found = len(one.token_ids), cache.most_found(one)
         finds_more = prompt is not None and _begins_alike(one, prompt, cache)
         if finds_more:

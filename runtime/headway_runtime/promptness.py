@@ -38,6 +38,10 @@ class Promptness:
         """Of those that wait: found late."""
         return len(self._late)
 
+    def is_late(self, sequence: Sequence) -> bool:
+        """Whether this one was found late, and waits for its first step."""
+        return sequence.request.request_id in self._late
+
     def aim_at(self, targets: Targets) -> None:
         """Judge by this TTFT target from now on, of those that wait, too; without one nobody is late.
 

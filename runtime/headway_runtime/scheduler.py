@@ -16,7 +16,8 @@ of equals the first to come is first. A step is filled in this order, until its 
    short has spent the budget, or long ones' share (`step_draft`).
 3. New and preempted sequences, by rank. One is admitted only if blocks for all its known tokens are free,
    plus one for each running sequence; its blocks are taken at once, so that prompts under way never compete
-   for blocks. Nobody overtakes one that waits for blocks. Four wait for less and are overtaken: a long
+   for blocks. Nobody overtakes one that waits for blocks, or one found late that finds no more than a tenth
+   of the places free: these are left to who may be in time. Four wait for less and are overtaken: a long
    prompt when the share for such is spent; a sequence of whose tokens this very step computes, for another
    one, at least half, by cost, of what it could compute itself; one whose adapter would be one more than may
    be in a step (`adapters.admission`); and, once and no longer than `awaits_until`, one whose beginning is
@@ -73,6 +74,11 @@ if TYPE_CHECKING:
     from headway_runtime.grammar_matcher import TokenMatcher
 
 __all__ = ["Committed", "Progress", "Schedule", "Scheduler"]
+
+
+# Of so many places, those found late leave one to those who may be in time. Of a hundred that run on average
+# ten more do at times, by chance: else the late, who take whatever is free, would make these wait.
+PLACES_FOR_ONE_IN_TIME = 10
 
 
 @dataclass(slots=True)
@@ -173,6 +179,12 @@ class Scheduler:
     def num_empty_slots(self) -> int:
         """Slots for tokens in blocks that are in use, with nothing in them. Shared blocks are always full."""
         return sum(len(one.block_table) * self.block_size - one.num_computed for one in self._running)
+
+    def finds_no_place(self, sequence: Sequence) -> bool:
+        """Whether all places are taken that one of the queue may have."""
+        most = self.limits.max_num_seqs
+        num_left = most // PLACES_FOR_ONE_IN_TIME if self.promptness.is_late(sequence) else 0
+        return len(self._running) >= most - num_left
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._sequences
@@ -342,6 +354,8 @@ class Scheduler:
             if position == min(len(self._queue), MAX_OVERTAKEN):
                 return
             sequence = self._queue[position]
+            if self.finds_no_place(sequence):
+                return
             if adapters is not None and adapters.holds_back(sequence):
                 position += 1
                 continue

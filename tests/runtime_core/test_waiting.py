@@ -139,6 +139,45 @@ def test_the_late_wait_no_longer_than_they_are_put_back_once() -> None:
     assert LATE_YIELD_SECONDS < last <= LATE_YIELD_SECONDS + 12 + 1
 
 
+def test_the_late_leave_a_tenth_of_the_places_to_who_may_be_in_time() -> None:
+    """Ten answer for fifty seconds, and twenty wait that are late by then."""
+    world = World(
+        Limits(max_num_seqs=10, max_num_batched_tokens=200),
+        ttft_target_seconds=4.0,
+        late_yield_seconds=1000.0,
+    )
+    for index in range(30):
+        world.add(f"crowd-{index}", 8, 50)
+    for _ in range(52):
+        world.step()
+    assert (world.scheduler.num_running, world.scheduler.num_waiting) == (9, 11)
+    world.add("in time", 8, 50)
+    came_at = world.now
+    world.step()
+    assert world.first_token_at["in time"] == came_at + 1.0
+    # A second one has no place: those of the late are taken, and are not left.
+    world.add("another", 8, 50)
+    world.step()
+    assert (world.scheduler.num_running, world.scheduler.num_waiting) == (10, 12)
+    for _ in range(200):
+        world.step()
+    assert len(world.first_token_at) == 32, "somebody who was late has been forgotten"
+
+
+def test_a_stream_that_is_in_time_keeps_the_late_out_of_no_place_for_longer_than_they_yield() -> None:
+    """As many come as leave their places: the late find none of theirs free until it is their turn."""
+    world = World(Limits(max_num_seqs=20, max_num_batched_tokens=400), ttft_target_seconds=4.0)
+    for index in range(40):
+        world.add(f"crowd-{index}", 8, 20)
+    while world.now < 300.0:
+        world.add(f"stream-{world.now}", 8, 20)
+        world.step()
+    last = max(world.first_token_at[f"crowd-{index}"] for index in range(40))
+    # Behind those that come within LATE_YIELD_SECONDS, of whom one gets a place each second; until two of
+    # twenty that these have taken are left, and then one by one.
+    assert LATE_YIELD_SECONDS < last <= 2 * LATE_YIELD_SECONDS + 40 + 2
+
+
 def test_of_all_that_are_here_the_share_that_waits_too_late_is_known() -> None:
     world = World(Limits(max_num_seqs=1, max_num_batched_tokens=16), ttft_target_seconds=4.0)
     for index in range(8):

@@ -23,6 +23,8 @@ from headway_operator.state import Attainment
 WINDOWS_SECONDS = (30.0, 60.0, 120.0, 300.0)
 # What counts as happening now.
 RECENT_SECONDS = 10.0
+# Replicas admit nobody who is late to the last one of so many places.
+PLACES_FOR_ONE_IN_TIME = 10
 # A sample older than this says nothing about now.
 STALE_SECONDS = 20.0
 
@@ -34,7 +36,8 @@ class Load:
     late: waiting requests older than the TTFT target. kv_use: of the fullest replica.
     queue_milliseconds, prefill_milliseconds: means. prefill_share: share of prompt tokens in all tokens
     computed. num_sampled: replicas that gave a sample. num_queues: replicas where requests wait.
-    num_queues_with_room: those of them that could run two more (one free place is one about to be taken).
+    num_queues_with_room: those of them that could run two more (one free place is one about to be taken)
+    beside the tenth of the places that is left to who may be in time.
     num_late_queues: replicas where requests are late.
     busiest_running: running on the busiest replica.
     ttft_missed, tpot_missed: requests that just missed. in_flight: requests that gateways have given to
@@ -97,7 +100,7 @@ def load(target: Target, happened: Recent, sample: Sample, now: float) -> Load:
         prefill_milliseconds=_mean(totals, "prefill"),
         prefill_share=prompt / (prompt + generated) if prompt + generated else 0.0,
         num_queues=len(queued),
-        num_queues_with_room=sum(one.limits.max_num_seqs - one.running > 1 for one in queued),
+        num_queues_with_room=sum(_has_room(one) for one in queued),
         num_late_queues=sum(num_late(one.waiting, one.oldest_waiting_seconds, target) > 0 for one in queued),
         busiest_running=max((one.running for one in replicas), default=0),
         ttft_missed=int(totals.get("ttft_missed", 0) + totals.get("refused", 0)),
@@ -105,6 +108,11 @@ def load(target: Target, happened: Recent, sample: Sample, now: float) -> Load:
         in_flight=sum(one.in_flight for one in sample.gateways.values() if one is not None),
         received=int(totals.get("received", 0)),
     )
+
+
+def _has_room(one: ReplicaSample) -> bool:
+    most = one.limits.max_num_seqs
+    return most - most // PLACES_FOR_ONE_IN_TIME - one.running > 1
 
 
 def attainments(
