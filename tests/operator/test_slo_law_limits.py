@@ -46,6 +46,7 @@ def test_slow_tokens_of_many_sequences_trim_the_batch_but_make_no_queue(
         pytest.param(4.3, 0, True, id="a little too few replicas"),
         pytest.param(4.3, 1, True, id="and one waits at each, too late"),
         pytest.param(4.3, 40, False, id="and so many wait that TPOT would be far off with them inside"),
+        pytest.param(4.52, 0, False, id="and TPOT is off by little, but for far more than would be late"),
         pytest.param(6.0, 0, False, id="far too few"),
     ],
 )

@@ -36,11 +36,10 @@ the percentile that was promised.
 
 from bisect import bisect_right
 from dataclasses import dataclass, replace
-from functools import cache
 from math import exp, inf, log, sqrt
-from statistics import NormalDist
 
 from headway_operator.samples import Limits, Targets
+from headway_operator.slo.lognormal import deviations_of, quantile, share_above
 from headway_operator.slo.step_fit import StepModel
 from headway_operator.slo.target import Target
 
@@ -131,7 +130,7 @@ class Replica:
 
     @property
     def _deviations(self) -> float:
-        return _deviations(self.percent)
+        return deviations_of(self.percent)
 
     @property
     def most_per_second(self) -> float:
@@ -147,19 +146,36 @@ class Replica:
         if used >= MOST_UTILIZATION:
             return OVERLOADED
         met = self._met(rate, token, limits)
-        tpot = (model.base + token) / (1.0 - met * used)
-        running = rate * work.answer * tpot
+        tpot, noise, running = self._decoding(rate, met, used, token)
         # The percentile's request finds a place; a gateway evens out how many run on each.
         if running + self._deviations * sqrt(running / self.fleet) > limits.max_num_seqs:
             return OVERLOADED
-        noise = met * rate * work.prompt_square * model.prefill**2 * tpot / max(1.0, work.answer)
-        noise += token**2 * running
         ttft = self._ttft(rate, met, running, token, limits)
-        guessed = factors.tpot * _lognormal(tpot, noise, self._deviations)
+        guessed = factors.tpot * quantile(tpot, noise, self._deviations)
         crowd = self._crowd(running)
         longest = self._longest_step(crowd, token, limits)
         kv_use = work.kv_share * crowd
         return Latencies(factors.ttft * ttft, min(guessed, longest), running, kv_use, longest < guessed)
+
+    def _decoding(self, rate: float, met: float, used: float, token: float) -> tuple[float, float, float]:
+        """TPOT's mean and variance, and how many sequences decode on average."""
+        model, work = self.model, self.workload
+        tpot = (model.base + token) / (1.0 - met * used)
+        running = rate * work.answer * tpot
+        noise = met * rate * work.prompt_square * model.prefill**2 * tpot / max(1.0, work.answer)
+        return tpot, noise + token**2 * running, running
+
+    def missing_tpot(self, per_second: float, limits: Limits, factors: Factors, milliseconds: float) -> float:
+        """The share of requests whose TPOT is more than that, at a rate with a place for each."""
+        model, work, rate = self.model, self.workload, per_second / 1000.0
+        token = model.sequence + model.kv * work.context
+        used = rate * (work.prompt * model.prefill + work.answer * token)
+        if used >= MOST_UTILIZATION:
+            return 1.0
+        tpot, noise, running = self._decoding(rate, self._met(rate, token, limits), used, token)
+        if self._longest_step(self._crowd(running), token, limits) <= milliseconds:
+            return 0.0
+        return share_above(tpot, noise, milliseconds / factors.tpot)
 
     def _longest_step(self, crowd: float, token: float, limits: Limits) -> float:
         """One that has its whole token budget, beside so many sequences."""
@@ -203,7 +219,7 @@ class Replica:
         spread = per_token**2 * max(0.0, work.prompt_square - work.prompt**2) + ahead**2 / 3.0
         if queued > 0.0:
             spread += queued * (2.0 * queued / waits - queued)
-        return _lognormal(ahead + queued + own, spread, self._deviations)
+        return quantile(ahead + queued + own, spread, self._deviations)
 
     def _counted(self, running: float) -> float:
         """What a step's budget counts of a prompt, over its cost, with so many sequences decoding on average:
@@ -289,7 +305,7 @@ class Replica:
         model, work = self.model, self.workload
         token = model.sequence + model.kv * work.context
         variance = max(0.0, work.prompt_square - work.prompt**2)
-        prompt = _lognormal(work.prompt, variance, self._deviations)
+        prompt = quantile(work.prompt, variance, self._deviations)
         chunks = max(1.0, self._counted(0.0) * prompt / limits.max_num_batched_tokens)
         return Latencies(model.base * chunks + model.prefill * prompt, model.base + token, 0.0, work.kv_share)
 
@@ -349,29 +365,23 @@ class Replica:
         return max(1, bounded, guessed)
 
     def full_tpot(self, taken: int, factors: Factors) -> float:
-        """At the percentile, with so many places taken all the time. Each sequence that ends makes room for a
-        prompt: while one of n is written, as many prompts come on average as there are others."""
+        """At the percentile, with so many places taken all the time."""
+        return factors.tpot * quantile(*self._full(taken), self._deviations)
+
+    def full_missing_tpot(self, taken: int, factors: Factors, milliseconds: float) -> float:
+        """The share of requests whose TPOT is more than that, likewise."""
+        return share_above(*self._full(taken), milliseconds / factors.tpot)
+
+    def _full(self, taken: int) -> tuple[float, float]:
+        """TPOT's mean and variance. Each sequence that ends makes room for a prompt: while one of n is
+        written, as many prompts come on average as there are others."""
         model, work = self.model, self.workload
         token = model.sequence + model.kv * work.context
         each = model.prefill / max(1.0, work.answer)
         mean = model.base + taken * token + (taken - 1) * each * work.prompt
-        return factors.tpot * _lognormal(mean, (taken - 1) * each**2 * work.prompt_square, self._deviations)
-
-
-@cache
-def _deviations(percent: float) -> float:
-    """Of the normal distribution, from its median to a percentile."""
-    return NormalDist().inv_cdf(percent / 100.0)
+        return mean, (taken - 1) * each**2 * work.prompt_square
 
 
 def with_work(replica: Replica, **changes: float) -> Replica:
     """The same replica under another workload."""
     return replace(replica, workload=replace(replica.workload, **changes))
-
-
-def _lognormal(mean: float, variance: float, deviations: float) -> float:
-    """The quantile, `deviations` above the median, of the lognormal with this mean and variance."""
-    if mean <= 0.0:
-        return 0.0
-    square = log(1.0 + variance / mean**2)
-    return mean * exp(deviations * sqrt(square) - square / 2.0)

@@ -22,9 +22,10 @@ Without a model the table moves them by symptoms alone.
 """
 
 from dataclasses import dataclass, replace
-from math import ceil, floor, sqrt
+from math import ceil, floor, inf, sqrt
 
 from headway_operator.samples import Limits
+from headway_operator.slo.late_queue import late_of_queue
 from headway_operator.slo.situation import Situation
 from headway_operator.slo.sizing import Sizing
 
@@ -44,9 +45,10 @@ TUNING_SECONDS = 15.0
 WORTHWHILE, LEAST_RAISE = 0.2, 1.05
 RAISE, LOWERING = 1.05, 0.8
 LEAST_TRIM, MOST_TRIM = 0.8, 1.2
-# Replicas lack a little where TPOT with all inside is predicted at no more than so many times its target; and
-# the places for all, beyond the mean number, in standard deviations.
-MOST_MISSED, ROOM_DEVIATIONS = 1.25, 2.0
+# Replicas lack a little where TPOT with all inside is predicted at no more than so many times its target, and
+# is missed by no more than so many times those who would be late in a queue; and the places for all, beyond
+# the mean number, in standard deviations.
+MOST_MISSED, MOST_MISSING, ROOM_DEVIATIONS = 1.25, 2.0, 2.0
 # Places are taken all the time where so many of them are, so many wait for each that runs, and some are late.
 NEARLY_ALL, SATURATED = 0.8, 0.25
 
@@ -146,16 +148,30 @@ def _room_for_all(situation: Situation, found: Sizing) -> int:
     if wanted is None or not ready or situation.forecast.now <= ready * found.per_second:
         return 0
     limits = replace(found.capacity.limits, max_num_seqs=situation.target.highest.max_num_seqs)
-    seen = found.replica.latencies(situation.forecast.now / ready, limits, found.factors)
+    rate, replica, factors = situation.forecast.now / ready, found.replica, found.factors
+    seen = replica.latencies(rate, limits, factors)
     if seen.tpot > MOST_MISSED * wanted:
+        return 0
+    most = MOST_MISSING * late_of_queue(rate, found.per_second, _patience_seconds(situation, seen.ttft))
+    if replica.missing_tpot(rate, limits, factors, wanted) > most:
         return 0
     inside = seen.running
     if situation.load.late:
         # Those who wait would come in at once.
         inside += situation.load.waiting / ready
-        if found.replica.full_tpot(ceil(inside), found.factors) > MOST_MISSED * wanted:
+        taken = ceil(inside)
+        if replica.full_tpot(taken, factors) > MOST_MISSED * wanted:
+            return 0
+        if replica.full_missing_tpot(taken, factors, wanted) > most:
             return 0
     return ceil(inside + ROOM_DEVIATIONS * sqrt(seen.running)) + 1
+
+
+def _patience_seconds(situation: Situation, ttft_milliseconds: float) -> float:
+    """How long one may wait for a place and be in time, where its prompt takes so long. As replicas see it:
+    nobody is late before half of the target."""
+    target = situation.target.targets.ttft_milliseconds
+    return inf if target is None else max(target / 2.0, target - ttft_milliseconds) / 1000.0
 
 
 def _differs(new: Limits, old: Limits) -> bool:
