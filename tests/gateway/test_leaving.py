@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.gateway.conftest import Gateway, StartCommand, StartGateway, StartReplica, Table
+    from tests.gateway.conftest import Gateway, Replica, StartCommand, StartGateway, StartReplica, Table
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -24,12 +24,17 @@ async def connect(gateway: Gateway) -> tuple[asyncio.StreamReader, asyncio.Strea
     return await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
 
 
+async def by_hand(start_replica: StartReplica, start_gateway: StartGateway) -> tuple[Replica, Gateway]:
+    """A gateway before a replica whose streams the test sends."""
+    replica = await start_replica("a")
+    replica.streams_by_hand()
+    return replica, await start_gateway(replica)
+
+
 async def test_who_closes_its_half_after_sending_gets_its_answer(
     start_replica: StartReplica, start_gateway: StartGateway
 ) -> None:
-    replica = await start_replica("a")
-    replica.streams_by_hand()
-    gateway = await start_gateway(replica)
+    replica, gateway = await by_hand(start_replica, start_gateway)
     reader, writer = await connect(gateway)
     writer.write(request())
     writer.write_eof()
@@ -89,9 +94,7 @@ async def test_who_closes_all_is_gone_at_once(
 async def test_who_closes_its_half_and_leaves_later_is_gone_then(
     start_replica: StartReplica, start_gateway: StartGateway
 ) -> None:
-    replica = await start_replica("a")
-    replica.streams_by_hand()
-    gateway = await start_gateway(replica)
+    replica, gateway = await by_hand(start_replica, start_gateway)
     _, writer = await connect(gateway)
     writer.write(request())
     writer.write_eof()
@@ -106,9 +109,7 @@ async def test_who_closes_its_half_and_leaves_later_is_gone_then(
 async def test_who_leaves_while_a_stream_is_silent_is_gone_and_who_closes_its_half_is_not(
     start_replica: StartReplica, start_gateway: StartGateway
 ) -> None:
-    replica = await start_replica("a")
-    replica.streams_by_hand()
-    gateway = await start_gateway(replica)
+    replica, gateway = await by_hand(start_replica, start_gateway)
     half, half_writer = await connect(gateway)
     half_writer.write(request())
     half_stream = await replica.next_stream()
@@ -145,9 +146,7 @@ async def test_who_breaks_off_in_the_middle_of_a_body_is_gone(start_gateway: Sta
 async def test_who_sends_ahead_and_leaves_is_not_forgotten(
     sent_ahead: str, how: str, start_replica: StartReplica, start_gateway: StartGateway
 ) -> None:
-    replica = await start_replica("a")
-    replica.streams_by_hand()
-    gateway = await start_gateway(replica)
+    replica, gateway = await by_hand(start_replica, start_gateway)
     _, writer = await connect(gateway)
     writer.write(request())
     stream = await replica.next_stream()
@@ -183,9 +182,7 @@ async def test_of_http_1_0_who_closes_its_half_counts_as_gone(
     start_replica: StartReplica, start_gateway: StartGateway
 ) -> None:
     """It knows no interim responses, so nothing could tell it from who has left."""
-    replica = await start_replica("a")
-    replica.streams_by_hand()
-    gateway = await start_gateway(replica)
+    replica, gateway = await by_hand(start_replica, start_gateway)
     _, writer = await connect(gateway)
     writer.write(request(version="1.0"))
     stream = await replica.next_stream()
