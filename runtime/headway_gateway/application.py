@@ -20,7 +20,7 @@ from headway_gateway.headers import REQUEST_ID, request_id_of
 from headway_gateway.held_bodies import BodyBudget, limit_of
 from headway_gateway.last_answers import LastAnswers
 from headway_gateway.memory_limit import container_memory_bytes
-from headway_gateway.metrics import CONTENT_TYPE, Metrics
+from headway_gateway.metrics import CONTENT_TYPE, Metrics, StateCollector
 from headway_gateway.paths import OF_ONE_REPLICA, is_proxied, no_such_method, no_such_path, of_one_replica
 from headway_gateway.pool import BackendPool
 from headway_gateway.proxy import Proxy
@@ -63,12 +63,14 @@ class Application:
         self.bodies = BodyBudget(config.max_held_bytes or limit_of(memory))
         self.connections = Connections(connections.limit_of(config.max_connections, memory, open_files))
         self._metrics = Metrics(
-            self.counters,
-            self.pool,
-            self.bodies,
-            self.connections,
-            version=version,
-            instance=self._instance,
+            StateCollector(
+                self.counters,
+                self.pool,
+                self.bodies,
+                self.connections,
+                version=version,
+                instance=self._instance,
+            )
         )
         self._last_answers = LastAnswers()
         self._revisions: tuple[str, ...] = ()

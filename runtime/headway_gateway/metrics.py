@@ -179,21 +179,10 @@ class StateCollector(Collector):
 class Metrics:
     """The registry, and the page made of it."""
 
-    def __init__(
-        self,
-        counters: Counters,
-        pool: BackendPool,
-        bodies: BodyBudget,
-        connections: Connections,
-        *,
-        version: str,
-        instance: str,
-    ) -> None:
+    def __init__(self, state: StateCollector) -> None:
         self._registry = CollectorRegistry()
         self.latencies = Latencies(self._registry)
-        self._registry.register(
-            StateCollector(counters, pool, bodies, connections, version=version, instance=instance)
-        )
+        self._registry.register(state)
         ProcessCollector(registry=self._registry)
 
     def keep_revisions(self, revisions: Collection[str]) -> None:

@@ -46,7 +46,8 @@ async def test_the_table_and_the_page_say_the_same() -> None:
         counters.failed[reason] += 1
     for reason in table["headway_gateway_requests_retried"][1]["reason"]:
         counters.retried[reason] += 1
-    made = metrics.Metrics(counters, pool, BodyBudget(1), Connections(1), version="1", instance="2")
+    state = metrics.StateCollector(counters, pool, BodyBudget(1), Connections(1), version="1", instance="2")
+    made = metrics.Metrics(state)
     made.latencies.by_revision.labels("demo-a").observe(1.0)
 
     page = {
