@@ -43,10 +43,12 @@ _OWN_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 class _Attempt:
     """What the connector tells the request it connects for; it knows the request only by its context."""
 
-    on_connected: Callable[[], None]
+    on_connected: Callable[[], None] | None
     evidence: Evidence | None = None
 
     def close(self) -> None:
+        """Forget all: the task has the context, the context this, and what is told may know the task."""
+        self.on_connected = None
         if self.evidence is not None:
             self.evidence.close()
             self.evidence = None
@@ -67,7 +69,8 @@ class WitnessConnector(aiohttp.TCPConnector):
         """As aiohttp's; runs in the task that sends the request."""
         connection = await super().connect(req, traces, timeout)
         attempt = _attempt.get()
-        attempt.on_connected()
+        if attempt.on_connected is not None:
+            attempt.on_connected()
         transport = connection.transport
         if transport is not None and not transport.is_closing():
             raw = transport.get_extra_info("socket")

@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 
 from headway_gateway.errors import BodyError
+from headway_gateway.exchange import Exchange
 from headway_gateway.held_bodies import LARGEST_SMALL_BYTES, BodyBudget, HeldBody, limit_of
 from headway_gateway.memory_limit import container_memory_bytes
 
@@ -76,6 +77,45 @@ async def test_a_body_is_in_memory_once_and_gone_as_soon_as_its_client_is(
         await gateway.until(lambda: tracemalloc.get_traced_memory()[0] < NUM_BYTES // 2)
     finally:
         tracemalloc.stop()
+        gc.enable()
+
+
+def num_exchanges() -> int:
+    return sum(isinstance(one, Exchange) for one in gc.get_objects())
+
+
+@pytest.mark.parametrize("case", ["answered", "streamed", "refused", "died-once", "died-twice"])
+async def test_a_request_that_has_ended_leaves_nothing_to_the_garbage_collector(
+    case: str, start_replica: StartReplica, start_gateway: StartGateway, client: aiohttp.ClientSession
+) -> None:
+    replicas = [await start_replica(name) for name in "ab"]
+    gateway = await start_gateway(*replicas)
+    for replica in replicas[:1] if case == "died-once" else replicas:
+        if case == "streamed":
+            replica.streams_by_hand()
+        elif case == "refused":
+            replica.refuses()
+        elif case != "answered":
+            replica.dies_before_the_head()
+
+    async def post() -> int:
+        async with client.post(f"{gateway.url}/v1/completions", data=b"{}") as response:
+            await response.read()
+            return response.status
+
+    gc.collect()
+    gc.disable()
+    try:
+        num_before = num_exchanges()
+        posted = asyncio.create_task(post())
+        if case == "streamed":
+            stream = await replicas[0].next_stream()
+            await stream.head()
+            await stream.send("data: 1\n\n")
+            await stream.end()
+        assert await posted == {"refused": 503, "died-twice": 502}.get(case, 200)
+        await gateway.until(lambda: num_exchanges() == num_before)
+    finally:
         gc.enable()
 
 
