@@ -1,7 +1,7 @@
 """Which headers pass through the gateway, in both directions; pure functions over header maps."""
 
+import os
 import re
-import uuid
 from collections.abc import Mapping
 from urllib.parse import urlsplit, urlunsplit
 
@@ -36,6 +36,8 @@ _HOP_BY_HOP = frozenset(
 _REMADE = frozenset(
     ("host", "content-length", "expect", WAITED.lower(), REQUEST_ID.lower(), "x-forwarded-for")
 )
+_KEPT_FROM_REPLICAS = _HOP_BY_HOP | _REMADE
+_KEPT_FROM_CLIENTS = _HOP_BY_HOP | _SAID_TO_GATEWAYS
 # They may name the replica's own address.
 _LOCATIONS = ("Location", "Content-Location")
 
@@ -43,7 +45,7 @@ _LOCATIONS = ("Location", "Content-Location")
 def request_id_of(headers: Mapping[str, str]) -> str:
     """The client's request id where it is usable, else a new one."""
     given = headers.get(REQUEST_ID, "")
-    return given if _USABLE_REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    return given if _USABLE_REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
 
 
 def to_replica(headers: MultiMapping[str], *, request_id: str, peer: str | None) -> CIMultiDict[str]:
@@ -51,8 +53,8 @@ def to_replica(headers: MultiMapping[str], *, request_id: str, peer: str | None)
 
     Raises HeaderError for a value that cannot be passed on as it is.
     """
-    dropped = _HOP_BY_HOP | _REMADE | _named_in_connection(headers)
-    forwarded = CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
+    dropped = _and_named_in_connection(_KEPT_FROM_REPLICAS, headers)
+    forwarded = CIMultiDict([(name, value) for name, value in headers.items() if name.lower() not in dropped])
     forwarded[REQUEST_ID] = request_id
     already = ", ".join(headers.getall("X-Forwarded-For", ()))
     if peer:
@@ -70,6 +72,8 @@ def to_replica(headers: MultiMapping[str], *, request_id: str, peer: str | None)
 
 def garbled_in(headers: MultiMapping[str]) -> list[str]:
     """The names of those whose bytes are not UTF-8: the HTTP library reads them, but would write less."""
+    if all(map(str.isascii, headers.values())):
+        return []
     return [name for name, value in headers.items() if not _is_utf8(value)]
 
 
@@ -78,9 +82,13 @@ def to_client(headers: MultiMapping[str], *, request_id: str) -> CIMultiDict[str
 
     Content-Length stays: bodies pass as they are.
     """
-    dropped = _HOP_BY_HOP | _named_in_connection(headers) | _SAID_TO_GATEWAYS
+    dropped = _and_named_in_connection(_KEPT_FROM_CLIENTS, headers)
     passed = CIMultiDict(
-        (name, value) for name, value in headers.items() if name.lower() not in dropped and _is_utf8(value)
+        [
+            (name, value)
+            for name, value in headers.items()
+            if name.lower() not in dropped and (value.isascii() or _is_utf8(value))
+        ]
     )
     for name in _LOCATIONS:
         if name in passed:
@@ -91,8 +99,10 @@ def to_client(headers: MultiMapping[str], *, request_id: str) -> CIMultiDict[str
 
 def late_share_of(headers: Mapping[str, str]) -> float | None:
     """What a replica says; None where it says nothing of use."""
+    if (said := headers.get(LATE_SHARE)) is None:
+        return None
     try:
-        share = float(headers.get(LATE_SHARE, ""))
+        share = float(said)
     except ValueError:
         return None
     return share if 0.0 <= share <= 1.0 else None
@@ -100,8 +110,10 @@ def late_share_of(headers: Mapping[str, str]) -> float | None:
 
 def max_num_seqs_of(headers: Mapping[str, str]) -> int | None:
     """What a replica says; None where it says nothing of use."""
+    if (said := headers.get(MAX_NUM_SEQS)) is None:
+        return None
     try:
-        number = int(headers.get(MAX_NUM_SEQS, ""))
+        number = int(said)
     except ValueError:
         return None
     return number if number > 0 else None
@@ -119,8 +131,6 @@ def _without_address(location: str) -> str:
 
 
 def _is_utf8(value: str) -> bool:
-    if value.isascii():
-        return True
     try:
         value.encode()
     except UnicodeEncodeError:  # each byte that is none was read as half a surrogate pair
@@ -128,6 +138,8 @@ def _is_utf8(value: str) -> bool:
     return True
 
 
-def _named_in_connection(headers: MultiMapping[str]) -> frozenset[str]:
+def _and_named_in_connection(names: frozenset[str], headers: MultiMapping[str]) -> frozenset[str]:
     values = headers.getall("Connection", ())
-    return frozenset(token.strip().lower() for value in values for token in value.split(","))
+    if not values:
+        return names
+    return names.union(token.strip().lower() for value in values for token in value.split(","))
