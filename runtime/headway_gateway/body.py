@@ -1,6 +1,7 @@
 """Reads a request's body whole, within a size and a time, so that it can be sent more than once.
 
-The bytes are written where they stay, once: pieces that are joined at the end would need twice the room.
+The bytes are written where they stay, once: pieces that are joined at the end would need twice the room. A
+body that is here before it is asked for, which no large one is, is taken as it is.
 """
 
 import asyncio
@@ -44,6 +45,10 @@ async def read_body(
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # the answer proper has not begun
     try:
+        if request.content.is_eof():  # all of it is here, as small bodies are: nothing to wait for
+            whole = request.content.read_nowait()
+            _take(len(whole), max_bytes, held)
+            return whole
         async with asyncio.timeout(timeout_seconds):
             return await _read(request, max_bytes, held)
     except TimeoutError:
@@ -63,12 +68,17 @@ async def _read(request: web.BaseRequest, max_bytes: int, held: HeldBody | None)
     with io.BytesIO() as whole:  # of which nothing is left behind whatever ends this
         while piece := await request.content.readany():
             num_bytes += len(piece)
-            if num_bytes > max_bytes:
-                raise _too_large(max_bytes)
-            if held is not None:
-                held.make_room(num_bytes)
+            _take(num_bytes, max_bytes, held)
             whole.write(piece)
         return whole.getvalue()
+
+
+def _take(num_bytes: int, max_bytes: int, held: HeldBody | None) -> None:
+    """So much of it is here. Raises BodyError where that is too much."""
+    if num_bytes > max_bytes:
+        raise _too_large(max_bytes)
+    if held is not None:
+        held.make_room(num_bytes)
 
 
 def _too_large(max_bytes: int) -> BodyError:

@@ -45,8 +45,9 @@ class HeldBody:
     def drop(self) -> None:
         """Nobody will be sent it any more."""
         self.data = b""
-        self._budget.replace(self._num_bytes, 0)
-        self._num_bytes = 0
+        if self._num_bytes:
+            self._budget.replace(self._num_bytes, 0)
+            self._num_bytes = 0
 
 
 class BodyBudget:
