@@ -114,10 +114,8 @@ class Application:
         """Answer any request."""
         path = request.path
         has_place = self.connections.has_place(request.protocol, asyncio.get_running_loop().time())
-        if is_proxied(path) and not has_place:
-            response = self._no_place(request)
-        elif is_proxied(path):
-            known = self._known(request)
+        if is_proxied(path):
+            known = self._known(request) if has_place else self._no_place(request)
             if known is None:
                 return await self.proxy.handle(request)
             response = known

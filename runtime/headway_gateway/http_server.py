@@ -9,6 +9,7 @@ which knows no interim responses (`client_watch.py`): there it counts as gone.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from itertools import chain
 from typing import Any
 
 from aiohttp import HttpVersion11, web
@@ -37,7 +38,7 @@ class Server(web.Server):
     """Makes a protocol for each connection, of which `connections` keeps count."""
 
     def __init__(self, handler: Handler, connections: Connections, **options: Any) -> None:
-        super().__init__(_within_size(handler), **options)
+        super().__init__(handler, **options)
         self._places = connections
 
     def __call__(self) -> web.RequestHandler:
@@ -145,6 +146,9 @@ class _Protocol(web.RequestHandler):
         request_handler: Handler,
     ) -> tuple[web.StreamResponse, bool]:
         """As aiohttp's, from a request's turn to the end of its answer."""
+        # A head that came whole at once may be too large as well.
+        if sum(map(len, chain.from_iterable(request.raw_headers))) > MOST_HEAD_BYTES:
+            request_handler = _refuse_head
         try:
             return await super()._handle_request(request, start_time, request_handler)
         finally:
@@ -158,6 +162,11 @@ class _Protocol(web.RequestHandler):
     def give_way(self) -> None:
         """End at once: another connection comes."""
         self.force_close()
+
+    def resume_reading(self, resume_parser: bool = True) -> None:  # noqa: FBT001 - aiohttp's
+        """As aiohttp's, which parses nothing once more for each piece of a body that is read."""
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
 
     def _pause_transport_reading(self) -> None:
         super()._pause_transport_reading()
@@ -227,18 +236,11 @@ def set_comments(request: web.BaseRequest, takes_comments: Callable[[], bool] | 
         request.protocol.takes_comments = takes_comments
 
 
-def _within_size(handler: Handler) -> Handler:
-    """The handler, for requests whose heads came whole at once: they may be too large as well."""
-
-    async def handle(request: web.BaseRequest) -> web.StreamResponse:
-        if sum(len(name) + len(value) for name, value in request.raw_headers) <= MOST_HEAD_BYTES:
-            return await handler(request)
-        response = _refusal(431, HeadTooLargeError())
-        response.headers[REQUEST_ID] = request_id_of(request.headers)
-        response.force_close()
-        return response
-
-    return handle
+async def _refuse_head(request: web.BaseRequest) -> web.StreamResponse:
+    response = _refusal(431, HeadTooLargeError())
+    response.headers[REQUEST_ID] = request_id_of(request.headers)
+    response.force_close()
+    return response
 
 
 def _refusal(status: int, error: BaseException | None) -> web.Response:

@@ -11,13 +11,16 @@ comes for `LOST_NODE_SECONDS`, the kernel ends the connection, and that is a dea
 
 import asyncio
 import contextlib
+import functools
 import socket
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 from aiohttp.abc import AbstractStreamWriter
+from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest
 from aiohttp.connector import AddrInfoType, Connection
 from aiohttp.tracing import Trace
@@ -57,8 +60,20 @@ class _Attempt:
 _attempt: ContextVar[_Attempt] = ContextVar("_attempt")
 
 
+class _Protocol(ResponseHandler):
+    def resume_reading(self, resume_parser: bool = True) -> None:  # noqa: FBT001 - aiohttp's
+        """As aiohttp's, which parses nothing once more for each piece of an answer that is read."""
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
+
+
 class WitnessConnector(aiohttp.TCPConnector):
     """A connector that takes evidence of each connection before the request is written to it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        # aiohttp offers no other way to have another protocol.
+        self._factory = functools.partial(_Protocol, loop=self._loop)  # type: ignore[assignment] # a subclass
 
     async def connect(
         self,
