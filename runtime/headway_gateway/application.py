@@ -100,7 +100,7 @@ class Application:
             self._revisions = routing.revisions
             self._last_answers.forget()
         self.counters.keep_revisions(routing.revisions)
-        self._metrics.keep_revisions(routing.revisions)
+        self._metrics.latencies.keep_revisions(routing.revisions)
 
     def note_backend_list_error(self) -> None:
         """A list of backends could not be had; the pool keeps the last."""

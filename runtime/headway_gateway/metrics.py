@@ -1,12 +1,21 @@
 """The gateway's numbers for Prometheus, all `headway_gateway_*`; read from their owners when scraped."""
 
 import time
+from bisect import bisect_left
 from collections import Counter as Tally
 from collections.abc import Collection, Iterator
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from headway_gateway.connections import Connections
 from headway_gateway.counters import Counters
@@ -16,31 +25,71 @@ from headway_gateway.pool import BackendPool
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # From a millisecond to two minutes, each edge half as much again as the one before.
 _EDGES_SECONDS = tuple(round(0.001 * 1.5**index, 6) for index in range(30))
+_EDGES_SHOWN = (*map(floatToGoString, _EDGES_SECONDS), "+Inf")
 
 
-class Latencies:
+class Times:
+    """How many times lay under each edge: plain integers, as one thread alone observes and reads them."""
+
+    __slots__ = ("_began_at", "_numbers", "_seconds")
+
+    def __init__(self) -> None:
+        self._numbers = [0] * (len(_EDGES_SECONDS) + 1)
+        self._seconds = 0.0
+        self._began_at = time.time()
+
+    def observe(self, seconds: float) -> None:
+        """One more."""
+        self._numbers[bisect_left(_EDGES_SECONDS, seconds)] += 1
+        self._seconds += seconds
+
+    def add_to(self, family: HistogramMetricFamily, **labels: str) -> None:
+        """As Prometheus reads them. labels: by name, in the family's order."""
+        below = accumulate(self._numbers)
+        family.add_metric([*labels.values()], [*zip(_EDGES_SHOWN, below, strict=True)], self._seconds)
+        family.add_sample(f"{family.name}_created", labels, self._began_at)
+
+
+class Latencies(Collector):
     """The times that the gateway measures, in seconds."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.waited = Histogram(
+    def __init__(self) -> None:
+        self.waited = Times()
+        self.answered = Times()
+        self._by_revision: dict[str, Times] = {}
+
+    def of_revision(self, revision: str) -> Times:
+        """What `answered` has of one."""
+        times = self._by_revision.get(revision)
+        if times is None:
+            times = self._by_revision[revision] = Times()
+        return times
+
+    def keep_revisions(self, revisions: Collection[str]) -> None:
+        """Drop the times of all others, but for what is of no revision."""
+        for revision in self._by_revision.keys() - {*revisions, ""}:
+            del self._by_revision[revision]
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        waited = HistogramMetricFamily(
             "headway_gateway_waited_seconds",
             "Request received to first attempt sent: how long the gateway itself kept it.",
-            buckets=_EDGES_SECONDS,
-            registry=registry,
         )
-        self.answered = Histogram(
+        self.waited.add_to(waited)
+        answered = HistogramMetricFamily(
             "headway_gateway_response_head_seconds",
             "Request received to a replica's response head, waiting and failed attempts included.",
-            buckets=_EDGES_SECONDS,
-            registry=registry,
         )
-        self.by_revision = Histogram(
+        self.answered.add_to(answered)
+        by_revision = HistogramMetricFamily(
             "headway_gateway_revision_response_head_seconds",
             "The same by the revision that answered; empty for a replica of none that the operator told.",
-            ("revision",),
-            buckets=_EDGES_SECONDS,
-            registry=registry,
+            labels=["revision"],
         )
+        for revision, times in self._by_revision.items():
+            times.add_to(by_revision, revision=revision)
+        yield from (waited, answered, by_revision)
 
 
 class StateCollector(Collector):
@@ -181,19 +230,10 @@ class Metrics:
 
     def __init__(self, state: StateCollector) -> None:
         self._registry = CollectorRegistry()
-        self.latencies = Latencies(self._registry)
+        self.latencies = Latencies()
+        self._registry.register(self.latencies)
         self._registry.register(state)
         ProcessCollector(registry=self._registry)
-
-    def keep_revisions(self, revisions: Collection[str]) -> None:
-        """Drop the series of all others, but for what is of no revision."""
-        observed = {
-            sample.labels["revision"]
-            for family in self.latencies.by_revision.collect()
-            for sample in family.samples
-        }
-        for revision in observed - {*revisions, ""}:
-            self.latencies.by_revision.remove(revision)
 
     def page(self) -> bytes:
         """Prometheus' text format."""

@@ -267,7 +267,7 @@ class Proxy:
             self._counters.forwarded += 1
             took = exchange.head_at - (exchange.received_at or 0.0)
             self._latencies.answered.observe(took)
-            self._latencies.by_revision.labels(revision).observe(took)
+            self._latencies.of_revision(revision).observe(took)
         try:
             response = await exchange.relay.pass_on(upstream, closes=self.is_draining)
         except BrokenStreamError:

@@ -48,7 +48,7 @@ async def test_the_table_and_the_page_say_the_same() -> None:
         counters.retried[reason] += 1
     state = metrics.StateCollector(counters, pool, BodyBudget(1), Connections(1), version="1", instance="2")
     made = metrics.Metrics(state)
-    made.latencies.by_revision.labels("demo-a").observe(1.0)
+    made.latencies.of_revision("demo-a").observe(1.0)
 
     page = {
         family.name: family
