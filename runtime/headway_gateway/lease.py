@@ -24,7 +24,9 @@ class Lease:
         "was_held",
     )
 
-    def __init__(self, pool: "BackendPool", backend: Backend, *, was_held: bool, is_streamed: bool) -> None:
+    def __init__(
+        self, pool: "BackendPool", backend: Backend, now: float, *, was_held: bool, is_streamed: bool
+    ) -> None:
         self.backend = backend
         # Whether it was waited for.
         self.was_held = was_held
@@ -33,7 +35,7 @@ class Lease:
         # The first piece of a streamed answer will say that its prompt is computed.
         self._is_awaited = is_streamed
         self._is_open = True
-        self._given = backend.given(asyncio.get_running_loop().time())
+        self._given = backend.given(now)
         self._answered_at: float | None = None
 
     def __enter__(self) -> "Lease":

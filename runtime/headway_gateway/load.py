@@ -6,6 +6,7 @@ has ended. How many prompts take as long is measured.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 # A prompt to be computed counts as so many more requests.
 UNANSWERED_WEIGHT = 8.0
@@ -53,8 +54,7 @@ def _mean(so_far: float | None, latest: float) -> float:
     return latest if so_far is None else so_far + LATEST_SHARE * (latest - so_far)
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(NamedTuple):
     """A request was given to a replica with `num_prompts` to compute and `num_met` requests in all,
     its own among them."""
 
@@ -120,9 +120,8 @@ class ReplicaLoad:
 
     def load(self, pace: Pace) -> float:
         """What a new one would wait for."""
-        prompts = self.num_prompts
-        if self.max_num_seqs is not None and self.num_met >= self.max_num_seqs:
+        met, prompts = self.num_met, self.num_prompts
+        if self.max_num_seqs is not None and met >= self.max_num_seqs:
             # One place: those who wait for theirs before it are prompts, too, streamed or not.
-            waiting = self.num_met - self.max_num_seqs
-            prompts = max(prompts, waiting) + pace.prompts_per_place(self.max_num_seqs)
-        return self.num_met + UNANSWERED_WEIGHT * prompts
+            prompts = max(prompts, met - self.max_num_seqs) + pace.prompts_per_place(self.max_num_seqs)
+        return met + UNANSWERED_WEIGHT * prompts

@@ -61,6 +61,7 @@ class BackendPool:
     """The backends of the latest list, and the queue of requests that found none.
 
     routing: what the operator told last. has_list: whether a list of backends has come, even an empty one.
+    num_ready: backends that the latest list calls ready.
     max_num_seqs: how many requests a backend computes at once, as the latest of all answers said. pace: what
     answers took. can_connect: whether a connection to a URL can be made; None for tests without any.
     """
@@ -76,6 +77,7 @@ class BackendPool:
         self.routing = Routing(max_waiting, waiting_timeout_seconds)
         self.max_waiting_bytes = max_waiting_bytes
         self.has_list = False
+        self.num_ready = 0
         self.max_num_seqs: int | None = None
         self.pace = Pace()
         self._waiting_for = ""
@@ -91,11 +93,6 @@ class BackendPool:
     def backends(self) -> Collection[Backend]:
         """Those of the latest list, in its order."""
         return self._backends.values()
-
-    @property
-    def num_ready(self) -> int:
-        """Backends that the latest list calls ready."""
-        return sum(backend.state == "ready" for backend in self._backends.values())
 
     @property
     def num_in_flight(self) -> int:
@@ -137,6 +134,7 @@ class BackendPool:
             backend.revision = self.routing.revision_of(entry.id)
             self._backends[entry.id] = backend
         self.has_list = True
+        self.num_ready = sum(backend.state == "ready" for backend in self._backends.values())
         self.wake_waiting()
 
     def route(self, routing: Routing) -> None:
@@ -353,7 +351,7 @@ class BackendPool:
         for backend in able:
             if backend.max_num_seqs is None:
                 backend.max_num_seqs = self.max_num_seqs
-        best = min(able, key=lambda one: one.rank(self.pace, now))
+        best = able[0] if len(able) == 1 else min(able, key=lambda one: one.rank(self.pace, now))
         self._num_picks += 1
         best.last_picked = self._num_picks
         best.in_flight += 1
@@ -361,7 +359,7 @@ class BackendPool:
         if best.room:
             best.room -= 1
         self._num_in_flight += 1
-        return Lease(self, best, was_held=was_held, is_streamed=is_streamed)
+        return Lease(self, best, now, was_held=was_held, is_streamed=is_streamed)
 
 
 def _suspended() -> AnswerError:
