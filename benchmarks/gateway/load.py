@@ -17,6 +17,8 @@ import uvloop
 
 _BODY = b'{"model":"m","prompt":"Twelve and thirty make","max_tokens":16,"stream":true}'
 _WRITTEN_AT = re.compile(rb'data: \{"t":(\d+)')
+# Where one chunk ends and another begins, which may be within an event.
+_BETWEEN_CHUNKS = re.compile(rb"\r\n[1-9a-f][0-9a-f]*\r\n")
 
 
 def _request(path: str, headers: str = "") -> bytes:
@@ -66,7 +68,7 @@ async def _repeat_streams(port: int, until: float, measured: Measured, events: i
             data = await reader.read(65536)
             assert data, "the stream was cut"
             now = time.monotonic_ns()
-            piece = tail + data
+            piece = _BETWEEN_CHUNKS.sub(b"", tail + data)
             found = _WRITTEN_AT.findall(piece)
             measured.nanoseconds.extend(now - int(written_at) for written_at in found)
             num_seen += len(found)
