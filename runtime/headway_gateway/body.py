@@ -10,6 +10,7 @@ import re
 
 from aiohttp import HttpVersion11, web
 
+from headway_gateway import held_bodies
 from headway_gateway.errors import BodyError
 from headway_gateway.held_bodies import HeldBody
 
@@ -65,12 +66,21 @@ async def read_body(
 
 async def _read(request: web.BaseRequest, max_bytes: int, held: HeldBody | None) -> bytes:
     num_bytes = 0
-    with io.BytesIO() as whole:  # of which nothing is left behind whatever ends this
-        while piece := await request.content.readany():
-            num_bytes += len(piece)
-            _take(num_bytes, max_bytes, held)
-            whole.write(piece)
-        return whole.getvalue()
+
+    def keep_room_for_what_is_here() -> None:
+        if held is not None:
+            held.keep_room(num_bytes)
+
+    late = asyncio.get_running_loop().call_later(held_bodies.ANNOUNCED_SECONDS, keep_room_for_what_is_here)
+    try:
+        with io.BytesIO() as whole:  # of which nothing is left behind whatever ends this
+            while piece := await request.content.readany():
+                num_bytes += len(piece)
+                _take(num_bytes, max_bytes, held)
+                whole.write(piece)
+            return whole.getvalue()
+    finally:
+        late.cancel()
 
 
 def _take(num_bytes: int, max_bytes: int, held: HeldBody | None) -> None:

@@ -1,7 +1,9 @@
 """The bytes of all request bodies that this process has in its memory, and how many there may be.
 
 A body is held from its announcement (a `Content-Length`, else as its pieces come) until the first byte of its
-answer, or whatever ends its request before. While it is held it can be sent to another replica.
+answer, or whatever ends its request before. While it is held it can be sent to another replica. One that is
+not here after `ANNOUNCED_SECONDS` has room for what has come of it from then on, as if it had announced
+nothing: who uploads slowly, or never, keeps no room from others.
 
 Bodies above `LARGEST_SMALL_BYTES` have three quarters of the limit together, so that small ones go on when
 large ones are refused. A large one is taken whatever its size where there is no other: it could else never
@@ -12,6 +14,7 @@ from headway_gateway.errors import BodyError
 
 LARGEST_SMALL_BYTES = 64 * 1024
 RETRY_AFTER_SECONDS = 2
+ANNOUNCED_SECONDS = 10.0
 # Where nobody says how much memory there is: half of what the operator gives a gateway by default.
 DEFAULT_LIMIT_BYTES = 256 * 1024 * 1024
 # Of a container's memory: the rest is the process itself, its connections, and what the allocator keeps.
@@ -39,6 +42,12 @@ class HeldBody:
     def make_room(self, num_bytes: int) -> None:
         """It has so many bytes, or will have. Raises BodyError where there is no room for them."""
         if num_bytes > self._num_bytes:
+            self._budget.replace(self._num_bytes, num_bytes)
+            self._num_bytes = num_bytes
+
+    def keep_room(self, num_bytes: int) -> None:
+        """For so many bytes and no longer for more, until more have come."""
+        if num_bytes < self._num_bytes:
             self._budget.replace(self._num_bytes, num_bytes)
             self._num_bytes = num_bytes
 

@@ -209,6 +209,23 @@ async def test_who_leaves_in_the_middle_of_a_body_leaves_no_bytes(start_gateway:
     await gateway.until(lambda: gateway.application.bodies.held_bytes == 0)
 
 
+async def test_who_uploads_slowly_keeps_room_for_what_has_come(
+    start_replica: StartReplica, start_gateway: StartGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headway_gateway.held_bodies.ANNOUNCED_SECONDS", 0.05)
+    gateway = await start_gateway(await start_replica("a"), max_held_bytes=2_000_000)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
+    request, bodies = posted(1_000_000), gateway.application.bodies
+    writer.write(request[:-900_000])
+    await gateway.until(lambda: bodies.held_bytes == 100_000)
+    writer.write(request[-900_000:-800_000])
+    await gateway.until(lambda: bodies.held_bytes == 200_000)
+    writer.write(request[-800_000:])
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    await gateway.until(lambda: bodies.held_bytes == 0)
+    writer.close()
+
+
 def held_body(budget: BodyBudget, num_bytes: int) -> HeldBody:
     body = HeldBody(budget)
     body.make_room(num_bytes)
