@@ -138,12 +138,14 @@ class Application:
         self.connections.num_refused += 1
         most = self.connections.limit
         log.warning("answered 503 (connections): %d are open", most, extra={"path": request.path})
-        return replies.error_response(
+        response = replies.error_response(
             503,
             f"{most} connections are open; retry in a second",
             code="connections",
             headers={"Retry-After": "1"},
         )
+        replies.let_pages_read(response, request)
+        return response
 
     def _known(self, request: web.BaseRequest) -> web.Response | None:
         """What is answered without a replica while none is ready; a suspended service refuses all alike."""

@@ -224,10 +224,7 @@ class _Protocol(web.RequestHandler):
             log.warning("answered %d: %s from %s", status, type(exc).__name__, request.remote)
         else:
             super().handle_error(request, status, exc, message)
-        response = _refusal(status, exc)
-        response.headers[REQUEST_ID] = request_id_of(request.headers)
-        response.force_close()
-        return response
+        return _and_close(request, _refusal(status, exc))
 
 
 def set_comments(request: web.BaseRequest, takes_comments: Callable[[], bool] | None) -> None:
@@ -237,8 +234,12 @@ def set_comments(request: web.BaseRequest, takes_comments: Callable[[], bool] | 
 
 
 async def _refuse_head(request: web.BaseRequest) -> web.StreamResponse:
-    response = _refusal(431, HeadTooLargeError())
+    return _and_close(request, _refusal(431, HeadTooLargeError()))
+
+
+def _and_close(request: web.BaseRequest, response: web.Response) -> web.Response:
     response.headers[REQUEST_ID] = request_id_of(request.headers)
+    replies.let_pages_read(response, request)
     response.force_close()
     return response
 

@@ -94,6 +94,7 @@ class Proxy:
             refusal = replies.error_response(
                 400, str(error), code="invalid_http", headers={headers.REQUEST_ID: request_id}
             )
+            replies.let_pages_read(refusal, request)
             refusal.force_close()  # its body has not been read
             return refusal
         exchange = Exchange(
@@ -303,6 +304,7 @@ class Proxy:
                 code="replicas_refused",
                 headers={"Retry-After": retry_after},
             )
+            replies.let_pages_read(exchange.refusal, exchange.request)
         else:
             passed = headers.to_client(upstream.headers, request_id=exchange.request_id)
             passed.popall("Content-Length", None)
@@ -348,6 +350,7 @@ class Proxy:
         log.warning("answered %d (%s): %s", status, code, message, extra=exchange.log_fields())
         named = {headers.REQUEST_ID: exchange.request_id, **(own_headers or {})}
         response = replies.error_response(status, message, code=code, headers=named)
+        replies.let_pages_read(response, exchange.request)
         if closes or self.is_draining:
             response.force_close()
         return response

@@ -7,6 +7,8 @@ from aiohttp import web
 
 from headway_gateway.error_codes import GatewayCode
 
+_SHOWN_HEADERS = "X-Request-Id, Retry-After"
+
 
 def error_body(status: int, message: str, *, code: GatewayCode, param: str | None = None) -> bytes:
     """`{"error": {...}}` with the type that OpenAI's API gives to this status."""
@@ -31,6 +33,14 @@ def error_response(
         body=error_body(status, message, code=code, param=param),
         headers={"Content-Type": "application/json", **(headers or {})},
     )
+
+
+def let_pages_read(response: web.StreamResponse, request: web.BaseRequest) -> None:
+    """As a replica has it without flags (CORS): pages of every origin may read the answer."""
+    response.headers["Vary"] = "Origin"
+    if "Origin" in request.headers:
+        response.headers["Access-Control-Allow-Origin"] = "*"
+        response.headers["Access-Control-Expose-Headers"] = _SHOWN_HEADERS
 
 
 def error_event(message: str, *, code: GatewayCode) -> bytes:

@@ -9,12 +9,11 @@ import json
 
 from aiohttp import web
 
-from headway_gateway import paths
+from headway_gateway import paths, replies
 from headway_gateway.last_answers import MODELS, LastAnswer, LastAnswers
 
 # As a replica has it without flags, which is how the operator starts each: pages of every origin may.
 _ALLOWED_METHODS = "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT, QUERY"
-_SHOWN_HEADERS = "X-Request-Id, Retry-After"
 _PREFLIGHT_SECONDS = 600
 _PREFLIGHT_VARIES = (
     "Origin, Access-Control-Request-Method, Access-Control-Request-Headers, "
@@ -28,10 +27,7 @@ def answer_without_replica(request: web.BaseRequest, last_answers: LastAnswers) 
         return _preflight(request)
     response = _of_path(request, last_answers)
     if response is not None:
-        response.headers["Vary"] = "Origin"
-        if "Origin" in request.headers:
-            response.headers["Access-Control-Allow-Origin"] = "*"
-            response.headers["Access-Control-Expose-Headers"] = _SHOWN_HEADERS
+        replies.let_pages_read(response, request)
     return response
 
 
