@@ -8,8 +8,8 @@
 | a pod changes    | it becomes ready, has drained, dies, or finds room on a node (`pods`)                  |
 
 Everything random is drawn from the seed, a stream for each purpose, so that two controllers meet the same
-requests, and as many losses and as long cold starts on average: whose sample is lost when hangs on how many
-replicas there are. Time begins at BEGIN_SECONDS: to the controller 0 means never.
+requests, lose the same samples of the replicas that both have, and wait as long for cold starts on average.
+Time begins at BEGIN_SECONDS: to the controller 0 means never.
 """
 
 import heapq
@@ -109,7 +109,6 @@ class Simulation(Generic[AnyMemory]):
         self._allowance: Allowance | None = None
         self._prompts = Prompts()
         self._cold_starts = random.Random(f"cold starts {conditions.seed}")
-        self._missing = random.Random(f"missing samples {conditions.seed}")
         self._deaths = random.Random(f"deaths {conditions.seed}")
         self.deployment = Deployment(
             conditions.most_pods,
@@ -249,7 +248,7 @@ class Simulation(Generic[AnyMemory]):
         for pod in pods:
             if pod.engine is None:
                 continue
-            if self._missing.random() >= self._conditions.missing_samples:
+            if not self._is_missing(pod.name, now):
                 samples[pod.name] = replica_sample(pod, pod.engine, highest, now)
                 self._wake_later(pod, pod.engine)
             elif pod.phase == "ready":
@@ -257,10 +256,17 @@ class Simulation(Generic[AnyMemory]):
                 errors[pod.name] = str(
                     ScrapeError(f"GET http://{pod.name}/admin/sample: no answer within 2 s")
                 )
-        is_missing = self._missing.random() < self._conditions.missing_samples
+        is_missing = self._is_missing(GATEWAY_ADDRESS, now)
         gateways = {GATEWAY_ADDRESS: None if is_missing else self._gateway.sample(now)}
         sample = Sample(now, samples, gateways, errors)
         self._later(now + self._conditions.scrape_delay_seconds, lambda at: self._decide(sample, seen, at))
+
+    def _is_missing(self, address: str, now: float) -> bool:
+        """Whether a sample does not come: drawn for each address and moment, so that controllers with other
+        numbers of replicas lose the same ones of those that both have."""
+        share = self._conditions.missing_samples
+        draw = f"missing samples {self._conditions.seed} {address} {now}"
+        return share > 0 and random.Random(draw).random() < share
 
     def _decide(self, sample: Sample, seen: Observed, now: float) -> None:
         controller, service = self._controller, self._setting.service
@@ -273,8 +279,10 @@ class Simulation(Generic[AnyMemory]):
         num_sampled = sum(one is not None for one in sample.replicas.values())
         self.run.passes.append(pass_of(decision, ready, pending, num_sampled))
         self._act(plan(service, rendered(service), seen, sample, decision), now)
-        if now < self.run.ends_at:
-            self._later(now + self._conditions.interval_seconds, self._sample)
+        # As in the operator's loop, an interval lies between the times at which passes are due.
+        following = sample.taken_at + self._conditions.interval_seconds
+        if following <= self.run.ends_at:
+            self._later(max(now, following), self._sample)
 
     def _act(self, todo: Plan, now: float) -> None:
         pods = {pod.name: pod for pod in self.deployment.living}

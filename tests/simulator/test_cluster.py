@@ -96,8 +96,8 @@ def test_the_shipped_controller_adds_replicas_to_a_load_beyond_one(build: Any) -
     assert max(one.replicas for one in run.passes) > 1
     assert any(one.cause == "AddedReplicas" for one in run.passes)
     assert found.recovery_seconds is not None
-    # A pass each 5 s, and the sample's delay.
-    assert {round(b.at - a.at, 6) for a, b in pairwise(run.passes)} == {5.05}
+    # Passes are due each 5 s, whatever the delay of a sample.
+    assert {round(b.at - a.at, 6) for a, b in pairwise(run.passes)} == {5.0}
 
 
 def _target(build: Any) -> Target:
