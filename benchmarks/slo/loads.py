@@ -3,11 +3,12 @@
 azure         Azure LLM inference, conversation, 2023; 8B on two A100
 mooncake      Mooncake's conversation trace, with its prefixes; 8B on two A100
 servegen      ServeGen m-large, the busiest minutes of the days below, Azure's lengths; 70B on eight H100
-step          a jump to twice as much; 8B on two A100
-diurnal       a day's wave within the time of the excerpt; 70B on eight H100
 flash         a crowd of three times as much; 8B on two A100
 own-step      a jump to twice as much, of short requests, on replicas with the step times of our own engine on
               a CPU (`make bench-slo-validate` fits them; until FITTED_FILE is there, there is no such load)
+own-wave      a day's wave within the time of the excerpt, of the same requests, on the same replicas
+step          a jump to twice as much; 8B on two A100 (a long run only)
+diurnal       a day's wave; 70B on eight H100 (a long run only)
 
 Rates are such that the oracle has at least eight replicas on average with the looser targets, and half as
 high (`plan.TIGHT_RATE`) with the tighter ones, which need more. The first half of a trace is for tuning, the
@@ -171,26 +172,35 @@ def _generated(
     return make
 
 
-def _own(files: Mapping[str, Path], plan: Plan) -> Parts:
-    """Of the lengths that the model was fitted on, so many that OWN_REPLICAS are busy on average."""
-    arrivals = tuple(Arrival(float(at), *lengths) for at, lengths in enumerate(OWN_LENGTHS))
-    shapes = Trace("own lengths", arrivals, float(len(arrivals)))
-    each = mean_replicas(read_step_model(str(FITTED_FILE)), shapes)
-    # The jump comes after a third of the time, so that the mean is five thirds of what it begins with.
-    rate = OWN_REPLICAS / each * 3 / 5
-    return _generated("step", rate, 2.0, lengths=Lengths(shapes))(files, plan)
+def _own(kind: Kind, factor: float, mean: float) -> Callable[[Mapping[str, Path], Plan], Parts]:
+    """Of the lengths that the model was fitted on, so many that OWN_REPLICAS are busy on average. mean: of
+    the load, as a multiple of the rate that it is made with."""
+
+    def make(files: Mapping[str, Path], plan: Plan) -> Parts:
+        arrivals = tuple(Arrival(float(at), *lengths) for at, lengths in enumerate(OWN_LENGTHS))
+        shapes = Trace("own lengths", arrivals, float(len(arrivals)))
+        rate = OWN_REPLICAS / mean_replicas(read_step_model(str(FITTED_FILE)), shapes) / mean
+        is_whole_wave = kind == "diurnal"
+        made = _generated(kind, rate, factor, is_whole_wave=is_whole_wave, lengths=Lengths(shapes))
+        return made(files, plan)
+
+    return make
 
 
 _MADE = (
     Load("azure", "llama-3.1-8b-a100-tp2", ("azure",), _recorded("azure", 7.0)),
     Load("mooncake", "llama-3.1-8b-a100-tp2", ("mooncake",), _recorded("mooncake", 1.0)),
     Load("servegen", "llama-2-70b-h100-tp8", ("servegen", "azure"), _servegen(16.0)),
+    Load("flash", "llama-3.1-8b-a100-tp2", (), _generated("flash", 30.0, 3.0)),
+    # The jump comes after a third of the time.
+    Load("own-step", str(FITTED_FILE), (), _own("step", 2.0, mean=5 / 3)),
+    Load("own-wave", str(FITTED_FILE), (), _own("diurnal", 4.0, mean=1.0)),
     Load("step", "llama-3.1-8b-a100-tp2", (), _generated("step", 23.0, 2.0)),
     Load("diurnal", "llama-2-70b-h100-tp8", (), _generated("diurnal", 40.0, 4.0, is_whole_wave=True)),
-    Load("flash", "llama-3.1-8b-a100-tp2", (), _generated("flash", 30.0, 3.0)),
-    Load("own-step", str(FITTED_FILE), (), _own),
 )
 ALL_LOADS = tuple(one.name for one in _MADE)
+# Each takes as long as three others together, and is like one of them but for the replicas it is served by.
+LONG_ONLY = ("step", "diurnal")
 # A load of our own step times is there once they are.
 LOADS: Mapping[str, Load] = {
     one.name: one for one in _MADE if one.step_model != str(FITTED_FILE) or FITTED_FILE.is_file()

@@ -17,7 +17,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from benchmarks.slo import carry, page, pictures, store, told, work
-from benchmarks.slo.loads import ALL_LOADS, LOADS
+from benchmarks.slo.loads import ALL_LOADS, LOADS, LONG_ONLY
 from benchmarks.slo.plan import Plan, Task, long, quick, simulated_seconds, tasks
 from benchmarks.slo.work import Row
 
@@ -28,7 +28,8 @@ SECONDS_PER_SIMULATED_SECOND = {
     "azure": 0.040,
     "mooncake": 0.014,
     "servegen": 0.048,
-    "own-step": 0.040,
+    "own-step": 0.005,
+    "own-wave": 0.005,
     "step": 0.030,
     "diurnal": 0.044,
     "flash": 0.042,
@@ -50,7 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"--{name}={str(path)!r} is no file; give the trace, or leave the flag out", file=sys.stderr
             )
             return 2
-    names = tuple(name for name, load in LOADS.items() if set(load.files) <= files.keys())
+    names = tuple(
+        name
+        for name, load in LOADS.items()
+        if set(load.files) <= files.keys() and (options.long or name not in LONG_ONLY)
+    )
     kinds = tuple(options.only or KINDS)
     plan = quick(names[:2]) if options.quick else long(names) if options.long else Plan(names)
     if options.carry is not None and (options.report or options.only):
@@ -215,7 +220,10 @@ def _print_plan(plan: Plan, wanted: Sequence[Task], num_done: int, num_processes
     print(f"loads: {', '.join(plan.loads)}; {len(wanted)} tasks to do, {num_done} done before")
     left_out = [name for name in ALL_LOADS if name not in plan.loads]
     if left_out:
-        print(f"left out, for want of traces or fitted step times, or in a quick run: {', '.join(left_out)}")
+        print(
+            "left out, for want of traces or fitted step times, or in a run that is not --long: "
+            f"{', '.join(left_out)}"
+        )
     minutes: dict[str, float] = {}
     count: Counter[str] = Counter()
     for task in wanted:
