@@ -134,7 +134,7 @@ def test_trust_in_a_wrong_model_does_not_swing(build: Any) -> None:
     course.run()
     trust = [one.kappa for one in course.memories]
     assert sum(after < before for before, after in pairwise(trust)) <= 7
-    assert max(trust[-180:]) < 0.85
+    assert {one.replicas for one in course.between(900, 2280)} == {2}
 
 
 def test_a_queue_at_a_replica_that_does_less_than_its_steps_tell_adds_another(build: Any) -> None:

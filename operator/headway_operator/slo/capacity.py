@@ -26,6 +26,9 @@ TTFT      the rest of the step under way and the one launched behind it, then a 
           two are averaged. Where all answers are streamed it is M/G/n everywhere, and what is told here too
           long: for the factor to put right.
 
+places    where few of them, all taken, keep TPOT well below that, requests wait for one (`place_queue`), and
+          hold it for their prompt and their answer, which is taken to be exponential.
+
 Latencies at a percentile are those of the lognormal distribution with the mean and variance above. What
 they leave out (routing, bursts, the scheduler's order) is put right by two factors, measured over predicted,
 which are learnt (`sizing.calibrated`).
@@ -40,6 +43,7 @@ from math import exp, inf, log, sqrt
 
 from headway_operator.samples import Limits, Targets
 from headway_operator.slo.lognormal import deviations_of, quantile, share_above
+from headway_operator.slo.place_queue import queue_for_places
 from headway_operator.slo.step_fit import StepModel
 from headway_operator.slo.target import Target
 
@@ -49,15 +53,21 @@ MOST_UTILIZATION = 0.97
 NUM_BUDGETS = 4
 # A smaller budget must promise so much more: what a model says of small steps is worth less.
 LEAST_GAIN = 1.05
-# But one of which no step is longer than TPOT may be is preferred if it keeps this share of the rate, and is
-# no smaller than this part of the highest.
-EVEN_STEPS_SHARE, EVEN_STEPS_CUT = 0.95, 32.0
+# But one of which no step is longer than TPOT may be is preferred if it keeps this share of the rate where a
+# replica is alone, down to that of a large fleet, where prompts wait for less than is told, and if it has no
+# fewer tokens than this.
+EVEN_STEPS_SHARE, LEAST_EVEN_STEPS_SHARE, LEAST_EVEN_TOKENS = 0.95, 0.8, 16.0
 # They take no more than this share of the target: what a prompt's token costs is the engine's estimate.
 EVEN_STEPS_USE = 0.95
 BISECTIONS, ROUGH_BISECTIONS = 10, 6
 # Where so many decode on each replica, half of the prompts come to a queue that the gateway does not see. Of
 # prompts for 0.4 to 0.7 of the time of ten replicas, simulated, P95 of TTFT is told 0.75 to 1.2 times.
 BLIND_RUNNING = 5.0
+# Requests wait for places where these, all taken, keep TPOT below this share of what it would be with a place
+# for each. Next to one it is the same, and better known with a place for each.
+FEW_PLACES = 0.8
+# Such a queue grows fast next to its limit: of what it is told to serve a replica is trusted with this share.
+QUEUE_USE = 0.9
 # The limit on sequences leaves at least so many standard deviations above the mean number.
 SEQUENCE_DEVIATIONS = 1.0
 
@@ -147,15 +157,42 @@ class Replica:
             return OVERLOADED
         met = self._met(rate, token, limits)
         tpot, noise, running = self._decoding(rate, met, used, token)
+        guessed = factors.tpot * quantile(tpot, noise, self._deviations)
+        if self.full_tpot(limits.max_num_seqs, factors) <= FEW_PLACES * guessed:
+            return self._with_queue_for_places(rate, token, limits, factors)
         # The percentile's request finds a place; a gateway evens out how many run on each.
         if running + self._deviations * sqrt(running / self.fleet) > limits.max_num_seqs:
             return OVERLOADED
         ttft = self._ttft(rate, met, running, token, limits)
-        guessed = factors.tpot * quantile(tpot, noise, self._deviations)
         crowd = self._crowd(running)
         longest = self._longest_step(crowd, token, limits)
         kv_use = work.kv_share * crowd
         return Latencies(factors.ttft * ttft, min(guessed, longest), running, kv_use, longest < guessed)
+
+    def _with_queue_for_places(
+        self, rate: float, token: float, limits: Limits, factors: Factors
+    ) -> Latencies:
+        """Where requests wait for one of few places; see the header."""
+        model, work, places = self.model, self.workload, limits.max_num_seqs
+        room = limits.max_num_batched_tokens - places
+        if room < 1:
+            return OVERLOADED
+        tpot, _ = self._full(places)
+        step = model.base + token * (places - 1)
+        own = step * self._chunks(room, places - 1.0) + model.prefill * work.prompt
+        answer = work.answer * tpot
+        spread = model.prefill**2 * max(0.0, work.prompt_square - work.prompt**2)
+        left = ((own + answer) ** 2 + spread + answer**2) / (2.0 * (own + answer))
+        held = rate * (own + answer) / places
+        queue = queue_for_places(held, left, places, self.fleet)
+        if queue is None:
+            return OVERLOADED
+        waits, wait = queue
+        ahead = 1.5 * step if places > 1 else 0.0
+        spread += ahead**2 / 3.0 + waits * (2.0 - waits) * wait**2
+        ttft = factors.ttft * quantile(ahead + waits * wait + own, spread, self._deviations)
+        slowest = min(self.full_tpot(places, factors), self._longest_step(places, token, limits))
+        return Latencies(ttft, slowest, held * places, work.kv_share * places, is_bounded=places == 1)
 
     def _decoding(self, rate: float, met: float, used: float, token: float) -> tuple[float, float, float]:
         """TPOT's mean and variance, and how many sequences decode on average."""
@@ -211,15 +248,18 @@ class Replica:
         waits, queued = self._queue(busy, running)
         queued *= square / max(1e-9, 2.0 * service)
         busy *= met
-        # Chunks of an exponential prompt; the step under way is one with prompts in `busy` of all cases.
-        chunks = 1.0 / (1.0 - exp(-room / max(1.0, counted * work.prompt)))
-        own = step * chunks + model.prefill * work.prompt
+        own = step * self._chunks(room, running) + model.prefill * work.prompt
+        # The step under way is one with prompts in `busy` of all cases.
         biggest = min(work.prompt_square / max(1.0, work.prompt), room / counted)
         ahead = 1.5 * (step + busy * model.prefill * biggest) if busy > 0.0 else 0.0
         spread = per_token**2 * max(0.0, work.prompt_square - work.prompt**2) + ahead**2 / 3.0
         if queued > 0.0:
             spread += queued * (2.0 * queued / waits - queued)
         return quantile(ahead + queued + own, spread, self._deviations)
+
+    def _chunks(self, room: float, running: float) -> float:
+        """Of an exponential prompt, on average, in steps with room for so many tokens beside decodes."""
+        return 1.0 / (1.0 - exp(-room / max(1.0, self._counted(running) * self.workload.prompt)))
 
     def _counted(self, running: float) -> float:
         """What a step's budget counts of a prompt, over its cost, with so many sequences decoding on average:
@@ -269,7 +309,19 @@ class Replica:
         limits = self.with_places(few, per_second, target, factors)
         unpromised = replace(target, targets=Targets())
         bound = max(per_second, self._most(unpromised, target.highest, factors))
-        return Capacity(per_second, limits, bound, full)
+        return self._with_few_places(Capacity(per_second, limits, bound, full), target, factors)
+
+    def _with_few_places(self, found: Capacity, target: Target, factors: Factors) -> Capacity:
+        """As many places as keep TPOT while all are taken, and a queue for them, where that serves more."""
+        highest = target.highest
+        full = self._full_sequences(highest, target, factors)
+        limits = target.bound_limits(Limits(full, highest.max_num_batched_tokens))
+        wanted = LEAST_GAIN * found.per_second
+        is_more = limits.max_num_seqs > found.limits.max_num_seqs
+        if is_more or not self.is_kept(self.latencies(wanted, limits, factors), target):
+            return found
+        per_second = max(found.per_second, QUEUE_USE * self._most(target, limits, factors, wanted))
+        return Capacity(per_second, limits, max(per_second, found.bound), limits.max_num_seqs)
 
     def _with_even_steps(
         self, best: tuple[float, Limits], target: Target, factors: Factors
@@ -281,10 +333,11 @@ class Replica:
             return best
         rate, limits = best
         # The rate says how many run, and these how many prompt tokens fit: roughly at first.
-        least = EVEN_STEPS_SHARE * best[0]
+        lost_alone, lost = 1.0 - EVEN_STEPS_SHARE, 1.0 - LEAST_EVEN_STEPS_SHARE
+        least = best[0] * (1.0 - lost + (lost - lost_alone) / self.fleet)
         for bisections in (ROUGH_BISECTIONS, BISECTIONS):
             tokens = self._even_tokens(rate, wanted, target.highest)
-            if not target.highest.max_num_batched_tokens / EVEN_STEPS_CUT <= tokens < inf:
+            if not LEAST_EVEN_TOKENS <= tokens < inf:
                 return best
             tokens = min(tokens, target.highest.max_num_batched_tokens)
             limits = target.with_token_budget(int(tokens))
