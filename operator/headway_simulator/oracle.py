@@ -9,8 +9,8 @@ both targets. So its cost is one that can really be had; the true least cost is 
 Algorithm.
 1. Batch limits, by the busiest interval: the most sequences with each budget of `limit_candidates`;
    kept are those with which fewest replicas do, of equals those with fewest misses. Then fewer
-   sequences (a half, a quarter, as many as TPOT seems to allow), kept where still fewer replicas do: they
-   have requests wait, which one interval alone shows too little of.
+   sequences (a half, a quarter, as many as TPOT seems to allow, two, one), kept where still fewer replicas
+   do: they have requests wait, which one interval alone shows too little of.
 2. misses[i][n]: simulate the arrivals of interval i, after WARM_UP_SECONDS of those before it, on n replicas
    that know the targets, until they have ended, and count those that miss. Numbers are tried from what its
    work needs, upward until none misses, downward until most do. Beyond these, n misses nothing, or all.
@@ -64,6 +64,8 @@ WARM_UP_SECONDS = 30.0
 COOL_DOWN_SECONDS = 60.0
 # Of sequences: the most, a half and a quarter of them.
 NUM_SEQUENCE_CANDIDATES = 3
+# And so few that prompts do not stop each other, with whole prompts in a step.
+FEWEST_SEQUENCES = (2, 1)
 # Whole simulations of steps 4 and 5: as many as take so many seconds of processor time, within these bounds.
 BUDGET, LEAST_BUDGET = 12, 5
 BUDGET_SECONDS = 240.0
@@ -183,8 +185,10 @@ class _Search:
                 chosen, best = self.limits, found
         fewer = {highest.max_num_seqs >> halvings for halvings in range(1, NUM_SEQUENCE_CANDIDATES)}
         fewer.add(guessed_batch(model, self._target))
-        for seqs in sorted(fewer, reverse=True):
-            self.limits = bounded(replace(chosen, max_num_seqs=seqs))
+        tried = [replace(chosen, max_num_seqs=seqs) for seqs in sorted(fewer, reverse=True)]
+        tried += [replace(highest, max_num_seqs=seqs) for seqs in FEWEST_SEQUENCES]
+        for limits in map(bounded, tried):
+            self.limits = limits
             is_other = self.limits.max_num_seqs < chosen.max_num_seqs
             if best[0] > self._target.min_replicas and is_other:
                 found = self._fewest(busiest, best[0] - 1)
