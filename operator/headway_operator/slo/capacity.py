@@ -158,7 +158,7 @@ class Replica:
         met = self._met(rate, token, limits)
         tpot, noise, running = self._decoding(rate, met, used, token)
         guessed = factors.tpot * quantile(tpot, noise, self._deviations)
-        if self.full_tpot(limits.max_num_seqs, factors) <= FEW_PLACES * guessed:
+        if self._is_shorter_with_few(limits.max_num_seqs, factors, FEW_PLACES * guessed):
             return self._with_queue_for_places(rate, token, limits, factors)
         # The percentile's request finds a place; a gateway evens out how many run on each.
         if running + self._deviations * sqrt(running / self.fleet) > limits.max_num_seqs:
@@ -168,6 +168,11 @@ class Replica:
         longest = self._longest_step(crowd, token, limits)
         kv_use = work.kv_share * crowd
         return Latencies(factors.ttft * ttft, min(guessed, longest), running, kv_use, longest < guessed)
+
+    def _is_shorter_with_few(self, places: int, factors: Factors, milliseconds: float) -> bool:
+        """Whether TPOT is, with all places taken; for most numbers its mean alone says that it is not."""
+        mean, _ = self._full(places)
+        return factors.tpot * mean <= milliseconds and self.full_tpot(places, factors) <= milliseconds
 
     def _with_queue_for_places(
         self, rate: float, token: float, limits: Limits, factors: Factors
@@ -313,8 +318,9 @@ class Replica:
 
     def _with_few_places(self, found: Capacity, target: Target, factors: Factors) -> Capacity:
         """As many places as keep TPOT while all are taken, and a queue for them, where that serves more."""
-        highest = target.highest
-        full = self._full_sequences(highest, target, factors)
+        highest, full = target.highest, found.full_num_seqs
+        if found.limits.max_num_batched_tokens != highest.max_num_batched_tokens:
+            full = self._full_sequences(highest, target, factors)
         limits = target.bound_limits(Limits(full, highest.max_num_batched_tokens))
         wanted = LEAST_GAIN * found.per_second
         is_more = limits.max_num_seqs > found.limits.max_num_seqs
