@@ -199,7 +199,7 @@ _MADE = (
     Load("diurnal", "llama-2-70b-h100-tp8", (), _generated("diurnal", 40.0, 4.0, is_whole_wave=True)),
 )
 ALL_LOADS = tuple(one.name for one in _MADE)
-# Each takes as long as three others together, and is like one of them but for the replicas it is served by.
+# Together they take half as long as all others; each is like one of them but for the replicas that serve it.
 LONG_ONLY = ("step", "diurnal")
 # A load of our own step times is there once they are.
 LOADS: Mapping[str, Load] = {
