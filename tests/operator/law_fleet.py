@@ -5,7 +5,7 @@ from typing import Any
 
 from headway_operator.samples import GatewaySample, Limits, Sample, Targets
 from headway_operator.slo import Memory, decide
-from headway_operator.slo.capacity import Workload
+from headway_operator.slo.predictions import Workload
 from headway_operator.slo.slices import Slice
 from headway_operator.slo.step_fit import StepFit, StepModel
 from headway_operator.state import Decision, Observed, Replica, ReplicaPhase, Revision

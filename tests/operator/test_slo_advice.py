@@ -7,7 +7,8 @@ import pytest
 from headway_operator.samples import Limits
 from headway_operator.slo.advice import PARALLEL_SHARE, advice
 from headway_operator.slo.build import Build, build_of
-from headway_operator.slo.capacity import Replica, Workload
+from headway_operator.slo.capacity import Replica
+from headway_operator.slo.predictions import Workload
 from headway_operator.slo.step_fit import StepModel
 from headway_operator.spec import parse
 

@@ -10,8 +10,8 @@ from tests.operator.law_fleet import BEST, CAPACITY, NOW, Fleet
 
 from headway_operator.samples import Targets
 from headway_operator.slo import Memory
-from headway_operator.slo.capacity import Workload
 from headway_operator.slo.ceiling import Ceiling
+from headway_operator.slo.predictions import Workload
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from headway_operator.samples import Limits
-from headway_operator.slo.capacity import Factors, Replica, Workload, with_work
+from headway_operator.slo.capacity import Replica, with_work
 from headway_operator.slo.memory import Memory
+from headway_operator.slo.predictions import Factors, Workload
 from headway_operator.slo.sizing import workload
 from headway_operator.slo.slices import Slice
 from headway_operator.slo.step_fit import StepModel

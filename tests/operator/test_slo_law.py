@@ -11,8 +11,8 @@ from headway_operator.samples import Limits, Targets
 from headway_operator.slo import Memory
 from headway_operator.slo.baselines import of_replica
 from headway_operator.slo.build import Build
-from headway_operator.slo.capacity import Factors
 from headway_operator.slo.marks import with_mark
+from headway_operator.slo.predictions import Factors
 from headway_operator.slo.step_fit import StepFit, StepModel
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from headway_operator.samples import Limits
 from headway_operator.slo import Target, target_of
-from headway_operator.slo.capacity import Capacity, Factors, Replica, Workload
+from headway_operator.slo.capacity import Replica
+from headway_operator.slo.predictions import Capacity, Factors, Workload
 from headway_operator.slo.step_fit import StepModel as Fitted
 from headway_runtime.config import Limits as EngineLimits
 from headway_runtime.config import Targets as EngineTargets

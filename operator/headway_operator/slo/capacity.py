@@ -44,6 +44,7 @@ from math import exp, inf, log, sqrt
 from headway_operator.samples import Limits, Targets
 from headway_operator.slo.lognormal import deviations_of, quantile, share_above
 from headway_operator.slo.place_queue import queue_for_places
+from headway_operator.slo.predictions import OVERLOADED, Capacity, Factors, Latencies, Workload
 from headway_operator.slo.step_fit import StepModel
 from headway_operator.slo.target import Target
 
@@ -70,60 +71,6 @@ FEW_PLACES = 0.8
 QUEUE_USE = 0.9
 # The limit on sequences leaves at least so many standard deviations above the mean number.
 SEQUENCE_DEVIATIONS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """What requests bring, on average: prompt tokens to compute, by cost, with mean square, tokens generated,
-    tokens that a decode attends to, the share of the KV cache that a running sequence holds, and prompt
-    tokens to compute by number, 0 where that is not known."""
-
-    prompt: float
-    prompt_square: float
-    answer: float
-    context: float
-    kv_share: float
-    tokens: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Factors:
-    """Measured over predicted, of latencies at the percentile; and from how many requests beyond it each was
-    learnt."""
-
-    ttft: float = 1.0
-    tpot: float = 1.0
-    num_ttft: float = 0.0
-    num_tpot: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Latencies:
-    """What is predicted of one replica at some rate. running: sequences that decode, on average.
-
-    is_bounded: TPOT is that of the longest step there is, which hangs on no guess.
-    """
-
-    ttft: float
-    tpot: float
-    running: float
-    kv_use: float
-    is_bounded: bool = False
-
-
-OVERLOADED = Latencies(inf, inf, inf, inf)
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """Requests per second of one replica, with the limits that allow them. bound: what its places, its memory
-    and its device allow, whatever the latencies. full_num_seqs: places that keep TPOT even while all of them
-    are taken all the time, as under more load than can be served."""
-
-    per_second: float
-    limits: Limits
-    bound: float
-    full_num_seqs: int
 
 
 @dataclass(frozen=True, slots=True)

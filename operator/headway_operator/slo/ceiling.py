@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import inf
 
-from headway_operator.slo.capacity import Workload
+from headway_operator.slo.predictions import Workload
 
 # Alike are mean tokens, and places, that differ by no more than this share.
 LIKE = 0.25

@@ -7,11 +7,11 @@ from typing import Any
 
 from headway_operator.samples import Limits, Targets
 from headway_operator.slo.baselines import NO_TARGETS, Baseline
-from headway_operator.slo.capacity import Factors, Workload
 from headway_operator.slo.ceiling import Ceiling
 from headway_operator.slo.forecast import Course
 from headway_operator.slo.growth import NO_COLUMNS, Columns
 from headway_operator.slo.marks import Mark
+from headway_operator.slo.predictions import Factors, Workload
 from headway_operator.slo.slices import Slice
 from headway_operator.slo.step_fit import StepFit
 

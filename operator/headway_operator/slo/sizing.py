@@ -17,9 +17,10 @@ from typing import Any
 from headway_operator.samples import Limits
 from headway_operator.slo import histogram
 from headway_operator.slo.baselines import Baseline
-from headway_operator.slo.capacity import Capacity, Factors, Latencies, Replica, Workload, with_work
+from headway_operator.slo.capacity import Replica, with_work
 from headway_operator.slo.forecast import Forecast, forecast, watched
 from headway_operator.slo.memory import Memory
+from headway_operator.slo.predictions import Capacity, Factors, Latencies, Workload
 from headway_operator.slo.step_fit import learnt
 from headway_operator.slo.target import Target
 from headway_operator.slo.window import Recent, step_increments
