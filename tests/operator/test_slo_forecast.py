@@ -49,6 +49,20 @@ def test_a_burst_of_ten_seconds_is_no_step() -> None:
     assert found.now < 4.0
 
 
+@pytest.mark.parametrize(
+    ("rates", "seconds", "is_seen"),
+    [
+        pytest.param([2.0] * 58 + [4.6] * 2, 0.7, True, id="nobody may wait"),
+        pytest.param([2.0] * 58 + [4.6] * 2, 32.0, False, id="all of it may"),
+        pytest.param([2.0] * 52 + [4.5] * 8, 64.0, True, id="the first of it may not"),
+        pytest.param([2.0] * 50 + [4.5] * 10, 600.0, True, id="however long they may, it has lasted"),
+    ],
+)
+def test_a_burst_that_may_wait_is_no_step(rates: list[float], seconds: float, *, is_seen: bool) -> None:
+    found = forecast(Course(), spans(rates), NOW, 60.0, seconds)
+    assert (found.now > 3.0) == is_seen
+
+
 def test_chance_is_of_the_time_that_was_seen() -> None:
     """A slice that began a little too early counts whole, so that ten seconds are not judged by five."""
     late = [Span(one.start - 0.1, one.end - 0.1, one.count) for one in spans([3.6] * 59 + [8.0])]

@@ -171,7 +171,7 @@ def test_a_target_that_one_sequence_misses_is_infeasible_before_anybody_misses_i
 
 
 def test_latencies_measured_worse_than_predicted_are_believed(fleet: Fleet) -> None:
-    fleet.memory = replace(fleet.memory, factors=Factors(ttft=1.0, tpot=1.4))
+    fleet.memory = replace(fleet.memory, factors=Factors(ttft=2.0, tpot=1.4))
     assert fleet.decide()[0].replicas > 4
 
 

@@ -58,6 +58,58 @@ def test_a_promise_broken_by_too_few_replicas_says_nothing_of_the_model(fleet: F
 
 
 @pytest.mark.parametrize(
+    ("excused", "want"),
+    [
+        pytest.param(None, 0.9, id="of no crowd"),
+        pytest.param(0.0, 1.0, id="the last of the crowd was answered just now"),
+        pytest.param(61.0, 0.9, id="a minute ago, and they are missed since"),
+    ],
+)
+def test_who_became_late_for_want_of_replicas_costs_no_trust_when_answered(
+    fleet: Fleet, excused: float | None, want: float
+) -> None:
+    """They yielded to others, and were answered when replicas were enough."""
+    fleet.violated("ttft")
+    fleet.now_totals = {}
+    fleet.memory = replace(fleet.memory, excused_at=None if excused is None else NOW - excused)
+    decision, memory = fleet.decide()
+    assert decision.ttft.verdict == "violated"
+    assert memory.kappa == pytest.approx(want)
+
+
+@pytest.mark.parametrize(
+    ("late", "short", "excused", "before", "want"),
+    [
+        pytest.param(True, True, None, None, 0.0, id="late, and too few"),
+        pytest.param(True, False, None, None, None, id="late, of enough"),
+        pytest.param(False, True, None, None, None, id="too few, and nobody late"),
+        pytest.param(True, False, 5.0, 5.0, 0.0, id="still late, though enough by now"),
+        pytest.param(False, False, 5.0, 5.0, 0.0, id="answered since the last pass"),
+        pytest.param(False, False, 5.0, 10.0, 5.0, id="answered before it"),
+        pytest.param(True, False, 10.0, 5.0, 10.0, id="late again, of enough"),
+    ],
+)
+def test_a_crowd_is_excused_until_the_last_of_it_is_answered(
+    fleet: Fleet, *, late: bool, short: bool, excused: float | None, before: float | None, want: float | None
+) -> None:
+    """excused, before: how long ago misses were excused, and somebody late. want: likewise afterwards."""
+    fleet.per_second = 40.0 if short else 10.0
+    fleet.gauges |= {"waiting": 1, "oldest_waiting_seconds": 1.0} if late else {}
+    fleet.memory = replace(
+        fleet.memory,
+        kappa_at=NOW - 5.0,
+        excused_at=None if excused is None else NOW - excused,
+        late_at=None if before is None else NOW - before,
+    )
+    memory = fleet.decide()[1]
+    assert memory.excused_at == (None if want is None else NOW - want)
+    assert Memory.from_dict(memory.to_dict(), NOW).excused_at == memory.excused_at
+    older = memory.to_dict()
+    del older["excused_at"]
+    assert Memory.from_dict(older, NOW).excused_at is None
+
+
+@pytest.mark.parametrize(
     ("met", "missed", "want"),
     [
         pytest.param(4000, 0, 0.84, id="nothing missed"),

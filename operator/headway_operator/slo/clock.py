@@ -16,7 +16,7 @@ TOLERATED_SECONDS = 5.0
 _TIMES = (
     *("limits_changed_at", "replicas_raised_at", "replicas_lowered_at", "violated_since", "violated_at"),
     *("backlog_at", "late_at", "idle_since", "kappa_at", "kappa_cut_at", "patience_at", "removed_at"),
-    *("crowded_since", "late_since", "factors_at"),
+    *("crowded_since", "late_since", "excused_at", "factors_at"),
 )
 
 

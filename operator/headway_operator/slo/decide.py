@@ -93,7 +93,7 @@ def _situation(
     # A gateway knows who is busy; without one requests are spread blindly.
     fleet = max(1, counted.desired) if sample.gateways else 1
     found = sizing(target, memory, happened, fleet, now)
-    ahead = expected(memory, happened, now)
+    ahead = expected(target, memory, happened, now)
     broken = [
         name
         for name, since_change, whole in zip(("ttft", "tpot"), (ttft, tpot), reported, strict=True)

@@ -21,6 +21,8 @@ from headway_operator.slo.slices import Slice
 LEVEL_SECONDS = 120.0
 # A trend is believed to go on for so much of the level, up or down: a flash crowd ends.
 MOST_TREND = 0.5
+# However long requests may wait, what began so long ago is looked at.
+LONGEST_BURST_SECONDS = 40.0
 IDC_WEIGHT = 0.05
 LEAST_IDC, MOST_IDC = 1.0, 100.0
 DAY_SECONDS = 86_400.0
@@ -87,18 +89,24 @@ def arrivals(slices: Sequence[Slice]) -> list[Span]:
     return spans
 
 
-def forecast(course: Course, spans: Sequence[Span], now: float, lead_seconds: float) -> Forecast:
-    """What to expect `lead_seconds` from now."""
-    level, ahead = _foretold(course, spans, now, lead_seconds)
+def forecast(
+    course: Course, spans: Sequence[Span], now: float, lead_seconds: float, patience_seconds: float = 0.0
+) -> Forecast:
+    """What to expect `lead_seconds` from now, where requests may wait for so long (patience_seconds): a burst
+    that half of it bears calls for nothing."""
+    least_seconds = min(LONGEST_BURST_SECONDS, patience_seconds / 2.0)
+    level, ahead = _foretold(course, spans, now, lead_seconds, least_seconds)
     lasting = course.persistence.lasting(_mean(spans), ahead)
     expected = max(0.0, lasting, _yesterday(course, now + lead_seconds))
     return Forecast(level, expected, course.idc, course.persistence.share)
 
 
-def _foretold(course: Course, spans: Sequence[Span], now: float, lead_seconds: float) -> tuple[float, float]:
-    """The level, and what it becomes along the trend."""
+def _foretold(
+    course: Course, spans: Sequence[Span], now: float, lead_seconds: float, least_seconds: float = 0.0
+) -> tuple[float, float]:
+    """The level, and what it becomes along the trend, but for what began less than least_seconds ago."""
     seen = _since(spans, now - LEVEL_SECONDS)
-    found = trend(seen, course.idc) if seen else Trend(0.0)
+    found = trend(seen, course.idc, least_seconds) if seen else Trend(0.0)
     level = max(0.0, found.level)
     most = MOST_TREND * level
     return level, level + max(-most, min(most, found.slope * lead_seconds))

@@ -55,11 +55,11 @@ class Memory:
     fit, workload, factors (last at factors_at), course, starts: what was learnt (`sizing`). kappa: the trust
     in it, as of the pass at kappa_at, last cut at kappa_cut_at. cut: while it may be explained, not
     of the checkpoint. crowded_since: since when requests have been late at every replica; late_since: at any
-    of those that are to be. ceiling: the most that one was seen to do in such a crowd. patience: how many
-    times as long as at first is looked back before a removal, last moved at patience_at. removed_at: of the
-    last removal, while it may be regretted or its regret taken back. removed_from: how many there were before
-    it, or before the first of those that went one after another. removed_per_second: what one was trusted
-    with then. regret: while it may be taken back.
+    of those that are to be. excused_at: until when TTFT was missed for want of replicas. ceiling: the most
+    that one was seen to do in such a crowd. patience: how many times as long as at first is looked back
+    before a removal, last moved at patience_at. removed_at: of the last removal, while it may be regretted or
+    its regret taken back. removed_from: how many there were before it, or before the first of those that went
+    one after another. removed_per_second: what one was trusted with then. regret: while it may be taken back.
     revision: the newest, by its hash.
     trims: of max_num_seqs and max_num_batched_tokens, over the model's.
     decisions: the last ones, as `history` writes them, each as JSON. marks, columns (of baselines,
@@ -97,6 +97,7 @@ class Memory:
     cut: Cut | None = None
     crowded_since: float | None = None
     late_since: float | None = None
+    excused_at: float | None = None
     ceiling: Ceiling | None = None
     patience: float = 1.0
     patience_at: float | None = None
@@ -184,6 +185,7 @@ _LATER_FIELDS = (
         "factors_at",
         "crowded_since",
         "late_since",
+        "excused_at",
         "patience",
         "patience_at",
         "removed_at",

@@ -45,13 +45,14 @@ def rate_within(spans: Sequence[Span], start: float, end: float) -> float | None
     return sum(one.count for one in kept) / seconds if seconds >= (end - start) / 2.0 else None
 
 
-def trend(spans: Sequence[Span], idc: float) -> Trend:
-    """What happened in these spans, of which the last one ends now; at least one, in order."""
+def trend(spans: Sequence[Span], idc: float, least_seconds: float = 0.0) -> Trend:
+    """What happened in these spans, of which the last one ends now; at least one, in order. least_seconds:
+    what began less long ago is not looked at."""
     whole = sum(one.end - one.start for one in spans)
     if whole <= 0.0:
         return Trend(0.0)
     mean = sum(one.count for one in spans) / whole
-    found = [(0.0, mean, 0.0), *(_changes(spans, whole, mean, idc) if mean > 0.0 else ())]
+    found = [(0.0, mean, 0.0), *(_changes(spans, whole, mean, idc, least_seconds) if mean > 0.0 else ())]
     most = max(gain for gain, _, _ in found)
     weights = [exp((gain - most) / 2.0) for gain, _, _ in found]
     total = sum(weights)
@@ -61,7 +62,7 @@ def trend(spans: Sequence[Span], idc: float) -> Trend:
 
 
 def _changes(
-    spans: Sequence[Span], whole: float, mean: float, idc: float
+    spans: Sequence[Span], whole: float, mean: float, idc: float, least_seconds: float
 ) -> Iterator[tuple[float, float, float]]:
     """What each change would explain beyond its bound, with its level now and its slope."""
     now, variance = spans[-1].end, idc * mean
@@ -74,7 +75,7 @@ def _changes(
         w_tt += seconds * middle**2
         since = now - one.start
         bound, line_bound = _bound(since), _bound(since / 2.0)
-        if bound is None:
+        if bound is None or since < least_seconds:
             continue
         if width < whole:
             jump = count / width - (mean * whole - count) / (whole - width)

@@ -9,10 +9,10 @@ Recommended is the largest of
 
 with the rate forecast for when replicas asked for now are ready, and no less than that of now while a promise
 is broken. The window in which a burst is to be served is the start-up time (30 s at least) and, since all of
-it may wait that long, the TTFT target. Below what there is, a dead band holds: fewer are recommended only if
-they could take DEAD_BAND more, and the load as it is within MOST_USE of the targets, which are not known
-better than that. It is a share of the rate above all: under a target close to the latency of an idle replica,
-a tenth of that is a third of what a replica can do.
+it may wait that long, the TTFT target. Fewer than there are must do for somewhat more (`dead_band`). None is
+added for a rate that is no more than MOST_OVER higher than replicas are trusted with, while nobody is late
+and no promise is broken: rates are not known better than that, and one that goes up and down with noise would
+be started in vain.
 
 Without a model of steps (a service's first minute, replicas of an earlier version) a replica's capacity is
 not known. Then a promise that stays broken although limits were moved recommends half as many more, and
@@ -20,33 +20,34 @@ measured latencies with room to spare one fewer.
 
 Up at once: at most MOST_ADDED per decision, and no more than doubled, or FEW_ADDED if that is more. What is
 pending counts as there until its deadline, so nothing is asked for twice; past it, it counts as absent, and
-one more is asked for in its stead, once. Down: to the highest recommendation of the whole time looked back
-(where a replica is known to do more now than it was thought to do then, so many fewer), one replica or a
-tenth at a time, and only while every replica and gateway gives samples. Replicas that found
-no place or are past their deadline give none and serve nobody: they hold no removal back, and those beyond
-the number that the load calls for go at once. The last one is not removed this way: that none is needed is
-for `sleep` to say.
+one more is asked for in its stead, once. Down: to the highest recommendation of the time looked back (where
+a replica is known to do more now than it was thought to do then, so many fewer), but for one in MOMENTS of
+them, MOST_MOMENTS at most: no replica is kept for a surge that is over before one could start. One replica or
+a tenth at a time, and only while every replica and gateway gives samples. Replicas that found no place or are
+past their deadline give none and serve nobody: they hold no removal back, and those beyond the number that
+the load calls for go at once. The last one is not removed this way: that none is needed is for `sleep` to
+say.
 """
 
-from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil, sqrt
 
 from headway_operator.slo import histogram, patience
-from headway_operator.slo.capacity import Replica
 from headway_operator.slo.crowd import queue
+from headway_operator.slo.dead_band import after_dead_band
 from headway_operator.slo.situation import REPLICA_SETTLE_SECONDS, Situation
 from headway_operator.slo.sizing import Sizing
 
 BURST_DEVIATIONS = 1.3
-# Below what there is, the load is taken to be so much higher; and, as it is, to leave so much of the targets.
-DEAD_BAND = 0.1
-MOST_USE = 0.95
+# Above what there is, the load may be so much more than replicas are trusted with.
+MOST_OVER = 0.05
 LEAST_BURST_SECONDS = 30.0
 DRAIN_SECONDS = 45.0
 MOST_ADDED = 8
 FEW_ADDED = 4
 SHARE_REMOVED = 0.1
+# Of the recommendations looked back on, one in so many may have been higher, so many at most.
+MOMENTS, MOST_MOMENTS = 6, 2
 # Without a model: a violation must have lasted this long, where limits can still move and where they cannot.
 PATIENCE_SECONDS = 15.0
 SHORT_PATIENCE_SECONDS = 6.0
@@ -106,32 +107,16 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
     needed = number = ceil(max(standing, rate / found.per_second))
     desired = situation.supply.desired
     if number < desired:
-        number = _after_dead_band(situation, found, rate, number)
+        number = after_dead_band(situation, found, rate, number)
+    elif rate <= (1.0 + MOST_OVER) * desired * found.per_second and not standing and not _is_wrong(situation):
+        needed = number = desired
     words = f"{rate:.2f} requests/s expected, {found.per_second:.2f} per replica{why}"
     number, needed = (target.bound_replicas(max(1, one)) for one in (number, needed))
     return Recommendation(number, needed, words, with_bursts, found.per_second)
 
 
-def _after_dead_band(situation: Situation, found: Sizing, rate: float, number: int) -> int:
-    """The fewest replicas, from `number` up to those that there are, that could take more than this rate.
-    With fewer to choose from, a gateway gives each of them more that come at once."""
-
-    def keeps(replica: Replica, fewer: int, share: float, more: float) -> bool:
-        if more > fewer * found.bound:
-            return False
-        if more <= fewer * found.kappa * found.least_per_second:
-            return True
-        predicted = replica.latencies(more / fewer / found.kappa, found.capacity.limits, found.factors)
-        return replica.is_kept(predicted, situation.target, share)
-
-    def takes(fewer: int) -> bool:
-        replica = found.replica if found.replica.fleet == 1 else replace(found.replica, fleet=fewer)
-        more = rate * (1.0 + DEAD_BAND)
-        return keeps(replica, fewer, 1.0, more) and keeps(replica, fewer, MOST_USE, rate)
-
-    # More replicas are never slower.
-    wanted = range(max(1, number), situation.supply.desired)
-    return wanted.start + bisect_left(wanted, True, key=takes)
+def _is_wrong(situation: Situation) -> bool:
+    return situation.load.late > 0 or situation.is_violated
 
 
 def _by_symptoms(situation: Situation, *, can_move_limits: bool) -> Recommendation:
@@ -216,17 +201,17 @@ def looked_back_seconds(situation: Situation) -> float:
 
 
 def highest(situation: Situation) -> int:
-    """What the time looked back called for at most, by what a replica is trusted with by now."""
+    """What the time looked back called for at most, by what a replica is trusted with by now; but for moments
+    before now."""
     found = situation.sizing
-    return max(
-        (
-            number
-            if found is None
-            else ceil(number * min(1.0, then / found.told_per_second or 1.0) - ROUNDING)
-            for _, number, then in situation.memory.recommended
-        ),
-        default=situation.supply.desired,
-    )
+    numbers = [
+        number if found is None else ceil(number * min(1.0, then / found.told_per_second or 1.0) - ROUNDING)
+        for _, number, then in situation.memory.recommended
+    ]
+    if not numbers:
+        return situation.supply.desired
+    lasting = sorted(numbers)[-1 - min(MOST_MOMENTS, len(numbers) // MOMENTS)]
+    return max(lasting, numbers[-1])
 
 
 def fewer(situation: Situation) -> int:

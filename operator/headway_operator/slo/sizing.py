@@ -153,9 +153,10 @@ def lead_seconds(memory: Memory) -> float:
     return max(LEAST_LEAD_SECONDS, seconds[min(len(seconds) - 1, int(len(seconds) * LEAD_PERCENT / 100))])
 
 
-def expected(memory: Memory, happened: Recent, now: float) -> Forecast:
+def expected(target: Target, memory: Memory, happened: Recent, now: float) -> Forecast:
     """The load when replicas asked for now are ready."""
-    return forecast(memory.course, happened.arrivals, now, lead_seconds(memory))
+    patience = 0.001 * (target.targets.ttft_milliseconds or 0.0)
+    return forecast(memory.course, happened.arrivals, now, lead_seconds(memory), patience)
 
 
 def aimed_percent(target: Target, happened: Recent, now: float) -> float:
@@ -256,6 +257,12 @@ def pace(happened: Recent, now: float) -> float:
     ratio = log(min(MOST_FACTOR, max(LEAST_FACTOR, seen / told)))
     chance, certain = map(log, ODD_PACES)
     return exp(ratio * min(1.0, max(0.0, (abs(ratio) - chance) / (certain - chance))))
+
+
+def workload_seconds(per_second: float) -> float:
+    """How long ago that starts from which `workload` is taken, at such a rate of requests."""
+    enough = (seconds for seconds in WORKLOAD_WINDOWS if seconds * per_second >= ENOUGH_REQUESTS)
+    return next(enough, WORKLOAD_SECONDS)
 
 
 def workload(happened: Recent, now: float) -> Workload | None:

@@ -2,7 +2,9 @@
 
 What neither model nor factors know shows as a promise broken although there are as many replicas as were
 thought enough, none of them on its way and the load no more than they were thought to carry; nor is anybody
-late, unless the queue stands although they were thought enough to get rid of it (`crowd`). Each such
+late, unless the queue stands although they were thought enough to get rid of it (`crowd`). Those who became
+late while replicas were too few are answered for minutes after, as they yield: what was missed until the last
+of them was answered tells nothing either. Each such
 verdict, on evidence since the last one, takes up to a tenth off: the share of it by which more was missed
 over WHOLE_SECONDS than may be. Misses are seen before the factors that tell of them are measured: as far as
 the model itself tells less of a replica within EXPLAINED_SECONDS, the cut is taken back, so that nothing is
@@ -56,8 +58,9 @@ def with_trust(situation: Situation) -> Memory:
     is_lost = memory.kappa > 1.0 and is_enough and _is_crowded(situation)
     if is_lost:
         memory = replace(memory, kappa=1.0, cut=None)
+    memory = _with_excused(memory, situation, is_short=not is_enough or counted.pending > 0)
     is_explained = not is_enough or (is_late and not queue(situation, found).is_standing)
-    excess = _excess(situation)
+    excess = _excess(situation, memory.excused_at)
     if excess > 0.0 and not counted.pending and not is_explained and not situation.is_settling:
         cut = KAPPA_CUT**excess
         memory = _with_ceiling_times(cut, memory, found)
@@ -105,16 +108,41 @@ def _is_crowded(situation: Situation) -> bool:
     return situation.load.late > allowed * situation.load.received
 
 
-def _excess(situation: Situation) -> float:
+def _with_excused(memory: Memory, situation: Situation, *, is_short: bool) -> Memory:
+    """The memory after a pass in which somebody is late for want of replicas, now or since it was so. Who was
+    late in the last pass has been answered since."""
+    before, late_at = situation.memory.kappa_at, situation.memory.late_at
+    was_late = late_at is not None and before is not None and late_at >= before
+    is_going_on = was_late and memory.excused_at == before
+    if is_going_on or (is_short and situation.load.late):
+        return replace(memory, excused_at=situation.now)
+    return memory
+
+
+def _excess(situation: Situation, excused_at: float | None) -> float:
     """How far misses of a target that is missed now lie beyond those allowed, as a share of these, 1 at most.
+    Until `excused_at` those of TTFT tell nothing.
 
     Over the last minutes: a verdict on half a minute, sought every few seconds, comes by chance now and then.
     """
     if situation.ttft.target_milliseconds is None and situation.is_ttft_bad:
         return 1.0
-    is_bad = {"ttft": situation.is_ttft_bad, "tpot": situation.is_tpot_bad}
+    is_bad = {
+        "ttft": situation.is_ttft_bad and _is_ttft_bad_since(situation, excused_at),
+        "tpot": situation.is_tpot_bad,
+    }
     beyond = [used - 1.0 for name, used in _used(situation) if is_bad[name]]
     return max(0.0, min(1.0, max(beyond, default=0.0)))
+
+
+def _is_ttft_bad_since(situation: Situation, excused_at: float | None) -> bool:
+    """Whether what came after that alone is missed too often."""
+    if excused_at is None or excused_at <= situation.now - WHOLE_SECONDS:
+        return True
+    totals = situation.recent.totals(excused_at)
+    missed = totals.get("ttft_missed", 0.0) + totals.get("refused", 0.0) + situation.load.late
+    judged = int(totals.get("ttft_met", 0.0)), int(missed)
+    return verdict(*judged, situation.target.percentile) == "violated"
 
 
 def _spare(situation: Situation) -> float:
