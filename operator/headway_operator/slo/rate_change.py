@@ -74,8 +74,9 @@ def _changes(
         w_t, c_t = w_t + seconds * middle, c_t + one.count * middle
         w_tt += seconds * middle**2
         since = now - one.start
-        bound, line_bound = _bound(since), _bound(since / 2.0)
-        if bound is None or since < least_seconds:
+        bound = _bound(since) if since >= least_seconds else None
+        line_bound = _bound(since / 2.0) if since >= 2.0 * least_seconds else None
+        if bound is None:
             continue
         if width < whole:
             jump = count / width - (mean * whole - count) / (whole - width)

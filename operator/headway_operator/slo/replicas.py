@@ -9,14 +9,12 @@ Recommended is the largest of
 
 with the rate forecast for when replicas asked for now are ready, and no less than that of now while a promise
 is broken. The window in which a burst is to be served is the start-up time (30 s at least) and, since all of
-it may wait that long, the TTFT target. Fewer than there are must do for somewhat more (`dead_band`). None is
-added for a rate that is no more than MOST_OVER higher than replicas are trusted with, while nobody is late
-and no promise is broken: rates are not known better than that, and one that goes up and down with noise would
-be started in vain.
-
-Without a model of steps (a service's first minute, replicas of an earlier version) a replica's capacity is
-not known. Then a promise that stays broken although limits were moved recommends half as many more, and
-measured latencies with room to spare one fewer.
+it may wait that long, the TTFT target. Below what there is, a dead band holds: fewer are recommended only if
+they could take DEAD_BAND more, and the load as it is within MOST_USE of the targets, which are not known
+better than that. It is a share of the rate above all: under a target close to the latency of an idle replica,
+a tenth of that is a third of what a replica can do. Above what there is, none is added for a rate that is no
+more than MOST_OVER higher than replicas are trusted with, while nobody is late and no promise is broken: one
+that goes up and down with noise would be started in vain.
 
 Up at once: at most MOST_ADDED per decision, and no more than doubled, or FEW_ADDED if that is more. What is
 pending counts as there until its deadline, so nothing is asked for twice; past it, it counts as absent, and
@@ -29,16 +27,21 @@ the load calls for go at once. The last one is not removed this way: that none i
 say.
 """
 
-from dataclasses import dataclass
+from bisect import bisect_left
+from dataclasses import dataclass, replace
 from math import ceil, sqrt
 
-from headway_operator.slo import histogram, patience
+from headway_operator.slo import patience
+from headway_operator.slo.capacity import Replica
 from headway_operator.slo.crowd import queue
-from headway_operator.slo.dead_band import after_dead_band
 from headway_operator.slo.situation import REPLICA_SETTLE_SECONDS, Situation
 from headway_operator.slo.sizing import Sizing
+from headway_operator.slo.unmodelled import by_symptoms
 
 BURST_DEVIATIONS = 1.3
+# Below what there is, the load is taken to be so much higher; and, as it is, to leave so much of the targets.
+DEAD_BAND = 0.1
+MOST_USE = 0.95
 # Above what there is, the load may be so much more than replicas are trusted with.
 MOST_OVER = 0.05
 LEAST_BURST_SECONDS = 30.0
@@ -48,14 +51,6 @@ FEW_ADDED = 4
 SHARE_REMOVED = 0.1
 # Of the recommendations looked back on, one in so many may have been higher, so many at most.
 MOMENTS, MOST_MOMENTS = 6, 2
-# Without a model: a violation must have lasted this long, where limits can still move and where they cannot.
-PATIENCE_SECONDS = 15.0
-SHORT_PATIENCE_SECONDS = 6.0
-# Without a model: what one replica fewer may be predicted to use of the targets and memory, and of the cap on
-# running sequences.
-MOST_TARGET_USE = 0.9
-MOST_CAP_USE = 0.7
-HEADROOM_WINDOW_SECONDS = 20.0
 SICK = "SickReplica"
 # A whole number, divided and multiplied by the same, may come out above itself by less than this.
 ROUNDING = 1e-6
@@ -85,7 +80,8 @@ class Raise:
 def recommended(situation: Situation, *, can_move_limits: bool) -> Recommendation:
     """What the load calls for, within the spec's bounds."""
     if situation.sizing is None:
-        return _by_symptoms(situation, can_move_limits=can_move_limits)
+        number = by_symptoms(situation, FEW_ADDED, can_move_limits=can_move_limits)
+        return Recommendation(number, number, "")
     return _by_capacity(situation, situation.sizing)
 
 
@@ -107,7 +103,7 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
     needed = number = ceil(max(standing, rate / found.per_second))
     desired = situation.supply.desired
     if number < desired:
-        number = after_dead_band(situation, found, rate, number)
+        number = _after_dead_band(situation, found, rate, number)
     elif rate <= (1.0 + MOST_OVER) * desired * found.per_second and not standing and not _is_wrong(situation):
         needed = number = desired
     words = f"{rate:.2f} requests/s expected, {found.per_second:.2f} per replica{why}"
@@ -119,22 +115,26 @@ def _is_wrong(situation: Situation) -> bool:
     return situation.load.late > 0 or situation.is_violated
 
 
-def _by_symptoms(situation: Situation, *, can_move_limits: bool) -> Recommendation:
-    desired, now = situation.supply.desired, situation.now
-    if situation.is_violated and not situation.sick:
-        least = PATIENCE_SECONDS if can_move_limits else SHORT_PATIENCE_SECONDS
-        since = situation.memory.violated_since
-        if situation.supply.pending or since is None or now - since < least:
-            return _plainly(desired)
-        more = max(1, min(FEW_ADDED, desired // 2))
-        return _plainly(situation.target.bound_replicas(desired + more))
-    if _is_one_fewer_enough(situation):
-        return _plainly(situation.target.bound_replicas(max(1, desired - 1)))
-    return _plainly(desired)
+def _after_dead_band(situation: Situation, found: Sizing, rate: float, number: int) -> int:
+    """The fewest replicas, from `number` up to those that there are, that could take more than this rate.
+    With fewer to choose from, a gateway gives each of them more that come at once."""
 
+    def keeps(replica: Replica, fewer: int, share: float, more: float) -> bool:
+        if more > fewer * found.bound:
+            return False
+        if more <= fewer * found.kappa * found.least_per_second:
+            return True
+        predicted = replica.latencies(more / fewer / found.kappa, found.capacity.limits, found.factors)
+        return replica.is_kept(predicted, situation.target, share)
 
-def _plainly(number: int) -> Recommendation:
-    return Recommendation(number, number, "")
+    def takes(fewer: int) -> bool:
+        replica = found.replica if found.replica.fleet == 1 else replace(found.replica, fleet=fewer)
+        more = rate * (1.0 + DEAD_BAND)
+        return keeps(replica, fewer, 1.0, more) and keeps(replica, fewer, MOST_USE, rate)
+
+    # More replicas are never slower.
+    wanted = range(max(1, number), situation.supply.desired)
+    return wanted.start + bisect_left(wanted, True, key=takes)
 
 
 def bar(situation: Situation) -> str:
@@ -218,25 +218,13 @@ def fewer(situation: Situation) -> int:
     """The number after a removal, if one is due; else the number there is. See the header."""
     supply, target = situation.supply, situation.target
     desired, since = supply.desired, situation.memory.watched_since
-    if target.fixed_replicas is not None or situation.other_scaler or not is_whole(situation):
+    if target.fixed_replicas is not None or situation.other_scaler or not situation.is_whole:
         return desired
     if since is None or situation.now - since < looked_back_seconds(situation):
         return desired
     removed = max(1, int(SHARE_REMOVED * desired), desired - supply.ready)
     least = max(1, target.min_replicas, highest(situation) + supply.replaceable)
     return min(desired, max(least, desired - removed))
-
-
-def is_whole(situation: Situation) -> bool:
-    """Whether all that may come to serve is there, and tells how it is."""
-    supply = situation.supply
-    return (
-        supply.ready + supply.unplaced + supply.overdue == supply.existing <= supply.desired
-        and supply.pending == supply.unplaced
-        and not supply.unsampled
-        and supply.is_gateway_sampled
-        and not situation.load.late
-    )
 
 
 def unseen(situation: Situation) -> str:
@@ -254,26 +242,3 @@ def for_waiting(situation: Situation) -> int:
     if situation.sizing is not None:
         number = max(number, ceil(situation.load.waiting / DRAIN_SECONDS / situation.sizing.per_second))
     return situation.target.bound_replicas(max(1, min(MOST_ADDED, number)))
-
-
-def _is_one_fewer_enough(situation: Situation) -> bool:
-    """Without a model: whether everything measured now would keep its margin with one replica fewer."""
-    supply, load, target = situation.supply, situation.load, situation.target
-    fewer = supply.desired - 1
-    if fewer < max(1, target.min_replicas) or not is_whole(situation):
-        return False
-    if load.kv_use * supply.desired / fewer > MOST_TARGET_USE:
-        return False
-    if (load.running + load.waiting) / fewer > MOST_CAP_USE * situation.limits.max_num_seqs:
-        return False
-    # About half of a step is spent on weights, whatever the batch; the other half grows with it.
-    growth = 0.5 + 0.5 * supply.desired / fewer
-    return all(_has_headroom(situation, name, growth) for name in ("ttft", "tpot"))
-
-
-def _has_headroom(situation: Situation, name: str, growth: float) -> bool:
-    """The latency, grown, stays within MOST_TARGET_USE. No traffic is no load."""
-    milliseconds = getattr(situation.target.targets, f"{name}_milliseconds")
-    counts = situation.recent.counts(name, situation.now - HEADROOM_WINDOW_SECONDS)
-    measured = histogram.percentile(counts, situation.target.percentile)
-    return milliseconds is None or measured is None or measured * growth <= MOST_TARGET_USE * milliseconds

@@ -88,6 +88,18 @@ class Situation:
         return self.is_ttft_bad or self.is_tpot_bad
 
     @property
+    def is_whole(self) -> bool:
+        """Whether all that may come to serve is there, and tells how it is."""
+        supply = self.supply
+        return (
+            supply.ready + supply.unplaced + supply.overdue == supply.existing <= supply.desired
+            and supply.pending == supply.unplaced
+            and not supply.unsampled
+            and supply.is_gateway_sampled
+            and not self.load.late
+        )
+
+    @property
     def is_settling(self) -> bool:
         """Whether the last change of limits has not acted yet."""
         changed_at = self.memory.limits_changed_at

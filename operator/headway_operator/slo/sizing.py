@@ -259,12 +259,6 @@ def pace(happened: Recent, now: float) -> float:
     return exp(ratio * min(1.0, max(0.0, (abs(ratio) - chance) / (certain - chance))))
 
 
-def workload_seconds(per_second: float) -> float:
-    """How long ago that starts from which `workload` is taken, at such a rate of requests."""
-    enough = (seconds for seconds in WORKLOAD_WINDOWS if seconds * per_second >= ENOUGH_REQUESTS)
-    return next(enough, WORKLOAD_SECONDS)
-
-
 def workload(happened: Recent, now: float) -> Workload | None:
     """What requests of the last minutes brought; None where there were too few."""
     for seconds in WORKLOAD_WINDOWS:
