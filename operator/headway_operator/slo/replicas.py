@@ -13,8 +13,8 @@ it may wait that long, the TTFT target. Below what there is, a dead band holds: 
 they could take DEAD_BAND more, and the load as it is within MOST_USE of the targets, which are not known
 better than that. It is a share of the rate above all: under a target close to the latency of an idle replica,
 a tenth of that is a third of what a replica can do. Above what there is, none is added for a rate that is no
-more than MOST_OVER higher than replicas are trusted with, while nobody is late and no promise is broken: one
-that goes up and down with noise would be started in vain.
+more than MOST_OVER higher than replicas are trusted with, while nobody is late, no promise is broken and no
+rise foretold: one that goes up and down with noise would be started in vain.
 
 Up at once: at most MOST_ADDED per decision, and no more than doubled, or FEW_ADDED if that is more. What is
 pending counts as there until its deadline, so nothing is asked for twice; past it, it counts as absent, and
@@ -44,6 +44,8 @@ DEAD_BAND = 0.1
 MOST_USE = 0.95
 # Above what there is, the load may be so much more than replicas are trusted with.
 MOST_OVER = 0.05
+# A rate ahead that is so many times that of now is a rise.
+MOST_RISE = 1.02
 LEAST_BURST_SECONDS = 30.0
 DRAIN_SECONDS = 45.0
 MOST_ADDED = 8
@@ -104,15 +106,18 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
     desired = situation.supply.desired
     if number < desired:
         number = _after_dead_band(situation, found, rate, number)
-    elif rate <= (1.0 + MOST_OVER) * desired * found.per_second and not standing and not _is_wrong(situation):
+    elif not standing and _is_hardly_more(situation, rate / found.per_second):
         needed = number = desired
     words = f"{rate:.2f} requests/s expected, {found.per_second:.2f} per replica{why}"
     number, needed = (target.bound_replicas(max(1, one)) for one in (number, needed))
     return Recommendation(number, needed, words, with_bursts, found.per_second)
 
 
-def _is_wrong(situation: Situation) -> bool:
-    return situation.load.late > 0 or situation.is_violated
+def _is_hardly_more(situation: Situation, needed: float) -> bool:
+    """Whether what is needed is so little more than there is, with nothing wrong and no rise foretold."""
+    load = situation.forecast
+    is_right = not situation.load.late and not situation.is_violated and load.ahead <= MOST_RISE * load.now
+    return is_right and needed <= (1.0 + MOST_OVER) * situation.supply.desired
 
 
 def _after_dead_band(situation: Situation, found: Sizing, rate: float, number: int) -> int:
