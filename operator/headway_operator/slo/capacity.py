@@ -378,6 +378,12 @@ class Replica:
         """The share of requests whose TPOT is more than that, likewise."""
         return share_above(*self._full(taken), milliseconds / factors.tpot)
 
+    def full_per_second(self, taken: int, factors: Factors) -> float:
+        """Requests that end, likewise: each holds its place for its prompt and its answer."""
+        mean, _ = self._full(taken)
+        held = self.model.base + self.workload.prompt * self.model.prefill
+        return 1000.0 * taken / (held + self.workload.answer * factors.tpot * mean)
+
     def _full(self, taken: int) -> tuple[float, float]:
         """TPOT's mean and variance. Each sequence that ends makes room for a prompt: while one of n is
         written, as many prompts come on average as there are others."""

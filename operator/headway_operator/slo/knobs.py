@@ -9,15 +9,15 @@
 | TPOT bad, steps follow prompt tokens                             | lower max_num_batched_tokens       |
 | TPOT bad, steps follow sequences or what they attend to          | lower max_num_seqs                 |
 | both bad                                                         | the model's best, with replicas    |
-| more load than can be served: places taken, who waits is late    | what keeps TPOT with them taken    |
+| more load than can be served: places taken, who waits is late    | what serves most with them taken   |
 | KV memory nearly used, or preempting                             | none is raised                     |
 
 With a model of steps the limits are its best feasible ones (`capacity`), gone to at once and looked at again
 every TUNING_SECONDS: small differences are left alone, but where all places are taken and there should be
 more. The table then only trims them, by RAISE and LOWERING within LEAST_TRIM and MOST_TRIM, and not while
 replicas are too few, which no limit mends. So a missed TPOT can never starve prompts of tokens.
-Under more load than can be served no more sequences may run than keep TPOT with all places taken: those who
-are late yield, so whoever is let in is served as promised.
+Under more load than can be served no more sequences may run than serve most within TPOT with all places taken
+(`saturation`): those who are late yield, so most who are let in are served as promised.
 Without a model the table moves them by symptoms alone.
 """
 
@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from math import ceil, floor, inf, sqrt
 
 from headway_operator.samples import Limits
+from headway_operator.slo import saturation
 from headway_operator.slo.late_queue import late_of_queue
 from headway_operator.slo.situation import Situation
 from headway_operator.slo.sizing import Sizing
@@ -113,7 +114,10 @@ def _places(situation: Situation, found: Sizing) -> tuple[int, str]:
     if room > best:
         return room, "replicas lack a little, so there is room for all"
     if not room and full < best and _is_saturated(situation, full):
-        return full, "as many as keep TPOT and memory with all places taken"
+        tpot = situation.target.targets.tpot_milliseconds
+        served = saturation.places(found.replica, found.capacity, found.factors, tpot)
+        if served < best:
+            return served, "as many as serve most within TPOT and memory with all places taken"
     return best, "the step model's best"
 
 
