@@ -67,3 +67,16 @@ def test_requests_end_as_fast_as_places_become_free(taken: int) -> None:
     mean = 8.3 + taken * token + (taken - 1) * prompt / WORK.answer
     held = 8.3 + prompt + WORK.answer * mean
     assert REPLICA.full_per_second(taken, Factors()) == pytest.approx(1000.0 * taken / held)
+
+
+@pytest.mark.parametrize("percent", [90.0, 95.0, 99.0])
+@pytest.mark.parametrize("tpot", [9.0, 11.0, 13.0, 20.0, 40.0])
+def test_no_other_number_serves_more(percent: float, tpot: float) -> None:
+    replica = replace(REPLICA, percent=percent)
+    full = max(taken for taken in range(1, 99) if taken == 1 or replica.full_tpot(taken, Factors()) <= tpot)
+
+    def served(taken: int) -> float:
+        kept = 1.0 - replica.full_missing_tpot(taken, Factors(), tpot)
+        return kept * replica.full_per_second(taken, Factors())
+
+    assert places(replica, found(full, 150), Factors(), tpot) == max(range(full, 151), key=served)

@@ -6,6 +6,8 @@ replica can do; and who is not let in is not served as promised either. So it is
 requests end within TPOT: the rate at which they end, times the share of them that keeps it.
 """
 
+from bisect import bisect_left
+
 from headway_operator.slo.capacity import MOST_KV_USE, Replica
 from headway_operator.slo.predictions import Capacity, Factors
 
@@ -24,4 +26,5 @@ def places(replica: Replica, found: Capacity, factors: Factors, tpot_millisecond
         kept = 1.0 - replica.full_missing_tpot(taken, factors, tpot_milliseconds)
         return kept * replica.full_per_second(taken, factors)
 
-    return max(range(full, best + 1), key=served)
+    # It rises with their number up to one, and falls from there.
+    return full + bisect_left(range(full, best), True, key=lambda taken: served(taken + 1) <= served(taken))
