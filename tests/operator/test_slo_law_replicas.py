@@ -399,3 +399,27 @@ def test_none_is_added_for_a_rate_that_is_hardly_more_than_replicas_are_trusted_
     assert 1.0 < float(found[1]) / float(found[2]) / 4.0 < 1.05
     assert decision.replicas == (5 if broken else 4)
     assert Fleet(build, 4, 4.3 * CAPACITY).decide()[0].replicas == 5
+
+
+def test_of_a_time_that_was_seen_in_part_no_moments_are_left_out(build: Any) -> None:
+    """As after the first model, when what there is counts as recommended."""
+    fleet = quiet(build)
+    fleet.target = replace(fleet.target, stabilization_seconds=120.0)
+    history = tuple((NOW - 60.0 + 10.0 * number, 3 if number else 6, 0.0) for number in range(6))
+    fleet.memory = replace(fleet.memory, recommended=history)
+    assert fleet.decide()[0].replicas == 6
+
+
+def test_trust_that_was_just_lost_brings_replicas(build: Any) -> None:
+    fleet = Fleet(build, 4, 4.0 * CAPACITY)
+    for ago, want in ((10.0, 5), (90.0, 4)):
+        fleet.memory = replace(fleet.memory, kappa_cut_at=NOW - ago)
+        assert fleet.decide()[0].replicas == want
+
+
+def test_of_a_large_fleet_no_more_than_one_is_spared(build: Any) -> None:
+    for ready, share, spared in ((10, 1.01, True), (40, 1.01, True), (40, 1.03, False)):
+        fleet = Fleet(build, ready, 1.0)
+        most = fleet.decide()[0].evidence["capacity_per_second"] * ready
+        fleet = Fleet(build, ready, share * most - 1.3 * sqrt(share * most / 60.7))
+        assert (fleet.decide()[0].replicas == ready) == spared, (ready, share)

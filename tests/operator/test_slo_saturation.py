@@ -23,9 +23,8 @@ def test_where_as_many_as_keep_tpot_serve_most_there_are_no_more() -> None:
     replica, limit = replace(REPLICA, percent=95.0), 26.0
     full = max(taken for taken in range(1, 64) if replica.full_tpot(taken, Factors()) <= limit)
     assert full > 4
-    assert places(replica, found(full, full + 1), Factors(), limit) in (full, full + 1)
     assert replica.full_missing_tpot(full, Factors(), limit) <= 0.05
-    assert places(replica, found(full, 64), Factors(), limit) < 2 * full
+    assert full <= places(replica, found(full, 64), Factors(), limit) < 1.4 * full
 
 
 def test_one_or_two_places_are_no_crowds_best() -> None:
@@ -71,8 +70,11 @@ def test_requests_end_as_fast_as_places_become_free(taken: int) -> None:
 
 @pytest.mark.parametrize("percent", [90.0, 95.0, 99.0])
 @pytest.mark.parametrize("tpot", [9.0, 11.0, 13.0, 20.0, 40.0])
-def test_no_other_number_serves_more(percent: float, tpot: float) -> None:
-    replica = replace(REPLICA, percent=percent)
+@pytest.mark.parametrize("square", [2.2, 5.0, 10.0])
+def test_no_other_number_serves_more(percent: float, tpot: float, square: float) -> None:
+    """square: of prompts, the mean over the square of the mean."""
+    work = replace(WORK, answer=60.0, prompt_square=square * WORK.prompt**2)
+    replica = replace(REPLICA, percent=percent, workload=work)
     full = max(taken for taken in range(1, 99) if taken == 1 or replica.full_tpot(taken, Factors()) <= tpot)
 
     def served(taken: int) -> float:

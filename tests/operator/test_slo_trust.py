@@ -130,6 +130,19 @@ def test_trust_comes_back_on_evidence_by_a_hundredth_a_minute_or_five(
     assert memory.kappa == pytest.approx(want)
 
 
+def test_what_a_crowd_missed_makes_no_later_cut_larger(fleet: Fleet) -> None:
+    """It missed a thousand; since then 30 of 400, where 20 may be."""
+    fleet.memory = replace(fleet.memory, excused_at=NOW - 30.0)
+    totals = {"ttft_met": 0.0, "ttft_missed": 1000.0 / 54.0, "tpot_met": 60.0}
+    crowd = [one.with_totals({**one.totals, **totals}) for one in fleet.slices()[:-6]]
+    totals = {"ttft_met": 370.2 / 6.0, "ttft_missed": 30.2 / 6.0, "tpot_met": 60.0}
+    since = [one.with_totals({**one.totals, **totals}) for one in fleet.slices()[-6:]]
+    fleet.slices = lambda: (*crowd, *since)  # type: ignore[method-assign]
+    decision, memory = fleet.decide()
+    assert decision.ttft.verdict == "violated"
+    assert memory.kappa == pytest.approx(0.9 ** (30.2 / 400.4 / 0.05 - 1), rel=0.002)
+
+
 def test_a_promise_broken_for_half_a_minute_costs_no_trust(fleet: Fleet) -> None:
     """By a verdict that chance explains: over five minutes less was missed than may be."""
     fleet.now_totals = {"ttft_missed": 60.0}

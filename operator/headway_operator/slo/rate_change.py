@@ -47,7 +47,7 @@ def rate_within(spans: Sequence[Span], start: float, end: float) -> float | None
 
 def trend(spans: Sequence[Span], idc: float, least_seconds: float = 0.0) -> Trend:
     """What happened in these spans, of which the last one ends now; at least one, in order. least_seconds:
-    what began less long ago is not looked at."""
+    a step that began less long ago is not looked at, nor a line that did in twice that."""
     whole = sum(one.end - one.start for one in spans)
     if whole <= 0.0:
         return Trend(0.0)
@@ -74,8 +74,8 @@ def _changes(
         w_t, c_t = w_t + seconds * middle, c_t + one.count * middle
         w_tt += seconds * middle**2
         since = now - one.start
-        bound = _bound(since) if since >= least_seconds else None
-        line_bound = _bound(since / 2.0) if since >= 2.0 * least_seconds else None
+        bound = _bound(since) if since >= least_seconds - SLACK_SECONDS else None
+        line_bound = _bound(since / 2.0) if since >= 2.0 * least_seconds - SLACK_SECONDS else None
         if bound is None:
             continue
         if width < whole:

@@ -42,10 +42,10 @@ BURST_DEVIATIONS = 1.3
 # Below what there is, the load is taken to be so much higher; and, as it is, to leave so much of the targets.
 DEAD_BAND = 0.1
 MOST_USE = 0.95
-# Above what there is, the load may be so much more than replicas are trusted with.
+# Above what there is, the load may be so much more than replicas are trusted with, and no more than one does.
 MOST_OVER = 0.05
-# A rate ahead that is so many times that of now is a rise.
-MOST_RISE = 1.02
+# A rate ahead that is so many times that of now is a rise. Trust was just lost for so long.
+MOST_RISE, CUT_SECONDS = 1.02, 60.0
 LEAST_BURST_SECONDS = 30.0
 DRAIN_SECONDS = 45.0
 MOST_ADDED = 8
@@ -106,18 +106,21 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
     desired = situation.supply.desired
     if number < desired:
         number = _after_dead_band(situation, found, rate, number)
-    elif not standing and _is_hardly_more(situation, rate / found.per_second):
+    elif not standing and _is_hardly_more(situation, found, rate):
         needed = number = desired
     words = f"{rate:.2f} requests/s expected, {found.per_second:.2f} per replica{why}"
     number, needed = (target.bound_replicas(max(1, one)) for one in (number, needed))
     return Recommendation(number, needed, words, with_bursts, found.per_second)
 
 
-def _is_hardly_more(situation: Situation, needed: float) -> bool:
-    """Whether what is needed is so little more than there is, with nothing wrong and no rise foretold."""
-    load = situation.forecast
+def _is_hardly_more(situation: Situation, found: Sizing, rate: float) -> bool:
+    """Whether a rate is so little more than replicas are trusted with, with nothing wrong, no rise foretold,
+    and no trust just lost, which is to bring replicas. More than they can do it may not be."""
+    load, desired, cut_at = situation.forecast, situation.supply.desired, situation.memory.kappa_cut_at
     is_right = not situation.load.late and not situation.is_violated and load.ahead <= MOST_RISE * load.now
-    return is_right and needed <= (1.0 + MOST_OVER) * situation.supply.desired
+    has_lost = cut_at is not None and situation.now - cut_at < CUT_SECONDS
+    most = min(found.bound * desired, found.per_second * (desired + min(1.0, MOST_OVER * desired)))
+    return is_right and not has_lost and rate <= most
 
 
 def _after_dead_band(situation: Situation, found: Sizing, rate: float, number: int) -> int:
@@ -215,8 +218,11 @@ def highest(situation: Situation) -> int:
     ]
     if not numbers:
         return situation.supply.desired
-    lasting = sorted(numbers)[-1 - min(MOST_MOMENTS, len(numbers) // MOMENTS)]
-    return max(lasting, numbers[-1])
+    seconds = situation.now - situation.memory.recommended[0][0]
+    # Of a shorter time, as after the first model, there is nothing else to go by.
+    is_whole = seconds >= (1.0 - 1.0 / MOMENTS) * looked_back_seconds(situation)
+    moments = min(MOST_MOMENTS, len(numbers) // MOMENTS) if is_whole else 0
+    return max(sorted(numbers)[-1 - moments], numbers[-1])
 
 
 def fewer(situation: Situation) -> int:

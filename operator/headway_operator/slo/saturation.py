@@ -26,5 +26,6 @@ def places(replica: Replica, found: Capacity, factors: Factors, tpot_millisecond
         kept = 1.0 - replica.full_missing_tpot(taken, factors, tpot_milliseconds)
         return kept * replica.full_per_second(taken, factors)
 
-    # It rises with their number up to one, and falls from there.
-    return full + bisect_left(range(full, best), True, key=lambda taken: served(taken + 1) <= served(taken))
+    # From where others begin to stop each other it rises with their number up to one, and falls from there.
+    most = full + bisect_left(range(full, best), True, key=lambda taken: served(taken + 1) <= served(taken))
+    return max(full, most, key=served)

@@ -50,7 +50,7 @@ def with_trust(situation: Situation) -> Memory:
     memory = replace(memory, kappa_at=now)
     found = situation.sizing
     if found is None or situation.infeasible or situation.sick:
-        return memory
+        return _with_excused(memory, situation, is_short=False)
     memory = _explained(memory, found, now)
     counted = situation.supply
     is_enough = situation.forecast.now <= counted.ready * found.per_second
@@ -131,7 +131,7 @@ def _excess(situation: Situation, excused_at: float | None) -> float:
         "ttft": situation.is_ttft_bad and _is_ttft_bad_since(situation, excused_at),
         "tpot": situation.is_tpot_bad,
     }
-    beyond = [used - 1.0 for name, used in _used(situation) if is_bad[name]]
+    beyond = [used - 1.0 for name, used in _used(situation, excused_at or 0.0) if is_bad[name]]
     return max(0.0, min(1.0, max(beyond, default=0.0)))
 
 
@@ -155,12 +155,14 @@ def _spare(situation: Situation) -> float:
     return max(0.0, 1.0 - 2.0 * max(used, default=0.5))
 
 
-def _used(situation: Situation) -> Iterator[tuple[str, float]]:
-    """Misses over those that are allowed, over the last minutes, of each target that was judged."""
-    totals = situation.recent.totals(situation.now - WHOLE_SECONDS)
+def _used(situation: Situation, ttft_since: float = 0.0) -> Iterator[tuple[str, float]]:
+    """Misses over those that are allowed, over the last minutes, of each target that was judged; of TTFT from
+    `ttft_since` on."""
+    since = situation.now - WHOLE_SECONDS
     share = 1.0 - situation.target.percentile / 100.0
-    for name, refused in (("ttft", totals.get("refused", 0.0)), ("tpot", 0.0)):
-        missed = totals.get(f"{name}_missed", 0.0) + refused
+    for name, start in (("ttft", max(since, ttft_since)), ("tpot", since)):
+        totals = situation.recent.totals(start)
+        missed = totals.get(f"{name}_missed", 0.0) + (totals.get("refused", 0.0) if name == "ttft" else 0.0)
         allowed = share * (missed + totals.get(f"{name}_met", 0.0))
         if allowed > 0.0:
             yield name, missed / allowed
