@@ -224,8 +224,8 @@ def test_a_large_fleet_goes_down_by_a_tenth(build: Any) -> None:
 
 def test_the_highest_recommendation_of_the_time_looked_back_holds(build: Any) -> None:
     """Half-minutes of load and of next to none: what the crests call for stays through the troughs."""
-    waves = [(30, rate) for _ in range(5) for rate in (3.2, 0.6)]
-    course = build.course(build.steps(*waves, (100, 0.6)), build.slow(initial_replicas=4))
+    waves = [(30, rate) for _ in range(5) for rate in (5.4, 0.6)]
+    course = build.course(build.steps(*waves, (100, 0.6)), build.slow(initial_replicas=6))
     course.run()
     removals = [one for one in course.decisions if one.cause == "RemovedReplica"]
     assert removals
@@ -239,7 +239,7 @@ def test_the_highest_recommendation_of_the_time_looked_back_holds(build: Any) ->
         assert len(higher) * 5.0 <= MOMENTS_SECONDS, "a crest lasts longer"
         assert removal.evidence["recommended_replicas"] <= removal.replicas, "and is no moment that is over"
     held = [one for one in course.between(LOOKED_BACK_SECONDS, 300) if one.cause == "Stabilizing"]
-    assert min(one.evidence["recommended_replicas"] for one in held) <= held[0].replicas - 1
+    assert min(one.evidence["recommended_replicas"] for one in held) <= held[0].replicas - 2
 
 
 @pytest.mark.parametrize("rate", [1.3, 1.7, 3.1])
