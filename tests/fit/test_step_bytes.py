@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from headway_runtime.batch import Batch, Chunk
 from headway_runtime.fit.placement import this_processor
+from headway_runtime.fit.product_bytes import plain_product_bytes
 from headway_runtime.fit.step_bytes import Step, step_bytes
 from headway_runtime.model_config import read_model_config
 from headway_runtime.quantization.choice import choose_quantization
@@ -69,7 +71,12 @@ def test_a_prompts_chunk_takes_what_is_predicted(
         runner.execute(batch)  # room for what is gathered is kept
     codes = {"has_codes": quantization != "none", "is_int4": quantization == "int4"}
     want = predicted(folder, Step(count, start + count, 1, 0, count, **codes))
-    assert peak_bytes(lambda: runner.execute(batch)) == pytest.approx(want.peak, rel=0.05)
+    taken = peak_bytes(lambda: runner.execute(batch))
+    if this_processor(dtype, 2).multiplies_halves:  # type: ignore[arg-type]
+        # Predicted is what oneDNN's threads copy at most; narrow models have them copy less.
+        assert 0.75 * want.peak < taken < 1.02 * want.peak
+    else:
+        assert taken == pytest.approx(want.peak, rel=0.05)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -160,3 +167,26 @@ def test_inputs_that_are_quantized_too_are_counted(
     assert want.stage == ("feed-forward" if size > 1536 else "attention")
     batch = Batch((chunk(0, 512),), 0, 512)
     assert peak_bytes(lambda: runner.execute(batch)) == pytest.approx(want.peak, rel=0.05)
+
+
+@pytest.mark.skipif(
+    not this_processor("float16", 1).multiplies_halves, reason="this processor has no products of float16"
+)
+@pytest.mark.parametrize("num_threads", [1, 2, 4])
+@pytest.mark.parametrize("rows", [16, 64, 200, 1024])
+@pytest.mark.parametrize(
+    ("inputs", "outputs"), [(512, 512), (896, 1152), (1024, 4096), (2048, 2048), (3000, 1000), (4096, 6144)]
+)
+def test_no_product_of_halves_takes_more_than_predicted(
+    inputs: int, outputs: int, rows: int, num_threads: int, peak_bytes: Any
+) -> None:
+    x, weight = (torch.randn(size, inputs, dtype=torch.float16) for size in (rows, outputs))
+    placement = this_processor("float16", num_threads)
+    want = plain_product_bytes(placement, rows, inputs, outputs)
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        taken = peak_bytes(lambda: torch.nn.functional.linear(x, weight)) - 2 * rows * outputs
+    finally:
+        torch.set_num_threads(before)
+    assert 0 < taken <= want

@@ -23,6 +23,7 @@ class Placement:
     attends_by_products: whether chunks attend by batched products, where there are kernels; else by PyTorch's
         own attention.
     widens: whether many rows are multiplied in float32, as there are no products of dtype.
+    multiplies_halves: whether dtype is float16 and has products, which copy what they multiply.
     num_multiprocessors: of a GPU on which Triton's kernels run; 0 where all is left to PyTorch, and on a CPU.
     """
 
@@ -36,6 +37,7 @@ class Placement:
     has_integer_products: bool = False
     attends_by_products: bool = False
     widens: bool = False
+    multiplies_halves: bool = False
     num_multiprocessors: int = 0
 
     @property
@@ -57,8 +59,9 @@ def this_processor(
     dtype: StoredDtype, num_threads: int, weight_compression: WeightCompression = "auto"
 ) -> Placement:
     """On this machine's CPU, as far as can be told without PyTorch."""
-    packs_plain = by_products = has_strips = has_kernels = compresses = multiplies_integers = widens = False
-    is_bfloat16 = dtype == "bfloat16"
+    packs_plain = by_products = has_strips = has_kernels = compresses = multiplies_integers = False
+    widens = has_halves = False
+    is_bfloat16, is_half = dtype == "bfloat16", dtype == "float16"
     try:
         from headway_runtime.kernels.cpu.processor import (
             has_features,
@@ -72,7 +75,8 @@ def this_processor(
         # As `kernels.cpu` asks for: `compiler.NEEDED_ON_X86`, `coded_linear.NEEDED`, `NEEDED_FOR_INTEGERS`.
         has_kernels = has_features("avx2", "fma", "f16c") or has_features("neon")
         packs_plain = is_bfloat16 and packs_bfloat16()
-        widens = not packs_plain if is_bfloat16 else dtype == "float16" and not multiplies_halves()
+        has_halves = is_half and multiplies_halves()
+        widens = not packs_plain if is_bfloat16 else is_half and not has_halves
         by_products = dtype == "float32" or packs_plain
         has_strips = is_bfloat16 and has_features("avx512bf16", "avx512bw", "avx512vbmi")
         compresses = is_bfloat16 and weight_compression == "auto" and reads_12_bits()
@@ -88,6 +92,7 @@ def this_processor(
         multiplies_integers,
         by_products,
         widens,
+        has_halves,
     )
 
 

@@ -15,8 +15,7 @@ gathered, and the scores of 128 rows against them. Where batched products are no
 without products of it), PyTorch's own attention takes its result and, for all of a step, masks; where there
 are no kernels for decodes (older GPUs), the gathered KV of all of one layer's sequences as well.
 
-A CPU without products of that dtype multiplies plain weights in float32 (`layers.linear.WideLinear`): a
-product of many rows takes its input once more in that, a tile of its weight, and what the two make.
+What products of plain weights take beside their results on a CPU is `product_bytes`' to say.
 
 Where inputs of products are quantized too (W8A8), a product of I inputs and O outputs takes for each row,
 beside what it returns, a byte for each input and its scale; on a CPU without a kernel for that PyTorch's
@@ -28,20 +27,18 @@ from dataclasses import dataclass
 
 from headway_runtime.fit.gpu_workspace import decode_workspace_bytes
 from headway_runtime.fit.placement import Placement
+from headway_runtime.fit.product_bytes import FLOAT32_BYTES, half_product_bytes, plain_product_bytes
 from headway_runtime.model_config import ModelConfig
 
 # Of `models.feed_forward`, `layers.chunk_products` and `draws`.
 CPU_MLP_ROWS = 256
 CHUNK_ROWS = 128
 CPU_TOKENS_AT_ONCE = 1 << 19
-FLOAT32_BYTES = 4
 INTEGER_BYTES = 8
 # Of `kernels.cpu.row_numbers`: a row's scale and offset.
 ROW_SCALING_BYTES = 8
 # Of a tile of coded weights that is turned into plain numbers: as float32 twice, then in the model's dtype.
 TILE_BYTES = (1 << 18) * (2 * FLOAT32_BYTES + 2)
-# Of `layers.linear`: a tile of a weight in float32.
-WIDE_TILE_NUMBERS = 1 << 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +118,12 @@ def step_bytes(model: ModelConfig, placement: Placement, step: Step, vocab_size:
 def _tile(placement: Placement, step: Step, inputs: int, outputs: int) -> int:
     """What turning a merged projection's codes into plain numbers takes: a tile of them, on a GPU all."""
     if not step.has_codes:
-        return WIDE_TILE_NUMBERS * FLOAT32_BYTES if placement.widens else 0
+        return 0
     if not placement.is_cpu:
         return 0 if step.has_integer_inputs else placement.number_bytes * inputs * outputs
     has_products = placement.has_strips or (step.is_int4 and placement.has_torch_int4)
-    return 0 if has_products else TILE_BYTES
-
-
-def _wide_bytes(inputs: int, outputs: int) -> int:
-    """Of one row of a product in float32, beside its result in the model's dtype."""
-    return FLOAT32_BYTES * (inputs + min(outputs, max(1, WIDE_TILE_NUMBERS // inputs)))
+    copied = half_product_bytes(placement, step.num_tokens) if placement.multiplies_halves else 0
+    return 0 if has_products else TILE_BYTES + copied
 
 
 def _attention(model: ModelConfig, placement: Placement, step: Step, tile: int) -> int:
@@ -150,10 +143,10 @@ def _attention(model: ModelConfig, placement: Placement, step: Step, tile: int) 
     # The projection back, of what is attended; its layer's norm makes another of it in Gemma.
     workspace = max(workspace, b * tokens * hidden + tile)
     plain = b * tokens * (hidden + 2 * query + kv) + workspace
-    if placement.widens and not step.has_codes:
-        there = b * (query + kv) + _wide_bytes(hidden, query + kv)
-        back = b * (hidden + 2 * query + kv) + _wide_bytes(query, hidden)
-        plain = max(plain, tokens * max(there, back) + tile)
+    if not step.has_codes:
+        there = b * tokens * (query + kv) + plain_product_bytes(placement, tokens, hidden, query + kv)
+        back = b * tokens * (hidden + 2 * query + kv) + plain_product_bytes(placement, tokens, query, hidden)
+        plain = max(plain, there, back)
     if not step.has_integer_inputs:
         return plain
     before = b * (hidden + query + kv) + _integer_input_bytes(placement, hidden, query + kv, tile // tokens)
@@ -199,30 +192,35 @@ def _feed_forward(model: ModelConfig, placement: Placement, step: Step, tile: in
     largest = 0
     if not all(layer.has_experts for layer in model.layers):
         rows = min(tokens, CPU_MLP_ROWS) if placement.is_cpu else tokens
-        middle = _middle_bytes(placement, step, hidden, model.intermediate_size, tile // rows)
+        middle = _middle_bytes(placement, step, (hidden, model.intermediate_size), rows, tile)
         # What its own norm makes of the result, in Gemma.
         normed = tokens * hidden if model.architecture.startswith("Gemma") else 0
-        largest = b * (tokens * hidden + normed + rows * hidden) + rows * middle
+        largest = b * (tokens * hidden + normed + rows * hidden) + middle
     if model.experts is not None:
         size, used = model.experts.size, model.experts.num_used
-        middle = _middle_bytes(placement, step, hidden, size, tile // tokens)
-        own = b * tokens * (3 * hidden + 2 * used * hidden) + tokens * middle
+        middle = _middle_bytes(placement, step, (hidden, size), tokens, tile)
+        own = b * tokens * (3 * hidden + 2 * used * hidden) + middle
         largest = max(largest, own + tokens * model.experts.num_experts * FLOAT32_BYTES)
     return largest
 
 
-def _middle_bytes(placement: Placement, step: Step, hidden: int, size: int, tile: int) -> int:
-    """Of one row of an MLP: its first product with its gate, then its second one. tile: a row's part."""
-    b = placement.number_bytes
-    plain = b * max(3 * size, size + hidden) + tile
-    if placement.widens and not step.has_codes:
-        there = b * 2 * size + _wide_bytes(hidden, 2 * size)
-        plain = max(plain, tile + max(there, b * (size + hidden) + _wide_bytes(size, hidden)))
+def _middle_bytes(placement: Placement, step: Step, sizes: tuple[int, int], rows: int, tile: int) -> int:
+    """Of so many rows of an MLP: its first product with its gate, then its second one.
+
+    sizes: of its input and of its middle. tile: as for attention.
+    """
+    (hidden, size), b = sizes, placement.number_bytes
+    plain = b * rows * max(3 * size, size + hidden) + tile
+    if not step.has_codes:
+        there = b * rows * 2 * size + plain_product_bytes(placement, rows, hidden, 2 * size)
+        back = b * rows * (size + hidden) + plain_product_bytes(placement, rows, size, hidden)
+        plain = max(plain, there, back)
     if not step.has_integer_inputs:
         return plain
-    first = 2 * b * size + _integer_input_bytes(placement, hidden, 2 * size, tile)
-    second = b * (size + hidden) + _integer_input_bytes(placement, size, hidden, tile)
-    return max(plain - tile, first, second)
+    own = tile // rows
+    first = 2 * b * size + _integer_input_bytes(placement, hidden, 2 * size, own)
+    second = b * (size + hidden) + _integer_input_bytes(placement, size, hidden, own)
+    return max(plain - tile, rows * first, rows * second)
 
 
 def _integer_input_bytes(placement: Placement, inputs: int, outputs: int, tile: int) -> int:
