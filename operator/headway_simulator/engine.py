@@ -9,6 +9,7 @@ Knows no pods and no gateway. TTFT is counted here, since no HTTP process stands
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from headway_runtime.batch import Batch, Sample, StepResult
@@ -141,15 +142,18 @@ class SimulatedEngine:
         oldest = self.scheduler.oldest_unanswered_at()
         return 0.0 if oldest is None else max(0.0, now - oldest)
 
-    def add(self, request: Request, answer_token: int, now: float) -> bool:
-        """Take a request; False, and counted, where too many wait already."""
+    def add(self, request: Request, answer_token: int, now: float, block_keys: Sequence[bytes] = ()) -> bool:
+        """Take a request; False, and counted, where too many wait already.
+
+        block_keys: of all blocks that it may come to fill, in place of hashes, which nobody computes then.
+        """
         self.catch_up(now)
         self.metrics.received()
         scheduler = self.scheduler
         if scheduler.num_waiting >= self.settings.max_waiting:
             self.metrics.rejected(RejectReason.QUEUE_FULL)
             return False
-        scheduler.add(request)
+        scheduler.add(request).block_keys += block_keys
         name = request.request_id
         self._received_at[name] = request.received_at
         self._num_output_tokens[name] = request.sampling.max_tokens

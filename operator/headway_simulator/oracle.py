@@ -37,7 +37,7 @@ import gc
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
 from headway_operator.samples import Limits
@@ -53,11 +53,11 @@ from headway_simulator.measures import Measures, judged_from, measures
 from headway_simulator.priced_courses import PricedCourses
 from headway_simulator.records import Allowance, Flight
 from headway_simulator.schedules import INTERVAL_SECONDS, WarmUp, ahead_seconds, schedule
-from headway_simulator.table_processes import tables_of
+from headway_simulator.table_processes import beside, tables_of
 from headway_simulator.trace import Trace, part_of
 from headway_simulator.work import guessed_batch, guessed_replicas, simulated_seconds, work_seconds
 
-__all__ = ["INTERVAL_SECONDS", "Ends", "Oracle", "budget_for", "find_oracle"]
+__all__ = ["INTERVAL_SECONDS", "Ends", "Oracle", "budget_for", "find_oracle", "limits_beside"]
 
 WARM_UP_SECONDS = 30.0
 # After an interval its last arrivals are still served beside new ones.
@@ -107,6 +107,7 @@ def find_oracle(
     budget: int | None = None,
     judged_from_seconds: float = 0.0,
     num_processes: int = 1,
+    limits: Callable[[], Limits] | None = None,
 ) -> Oracle:
     """The oracle of a load; `told` hears how far the search has come, from 0 to 1.
 
@@ -114,16 +115,14 @@ def find_oracle(
     budget: whole simulations, at least 1; with more it may be found to cost a little less, and never more.
     None: `budget_for` the load. Where nothing attains the objective those given up are run once more, whole.
     judged_from_seconds: what is before only warms caches up. num_processes: for step 2; with more than one,
-    `ends` does not learn of it.
+    `ends` does not learn of it. limits: waits for step 1, where that is done already (`limits_beside`).
     """
     budget = budget_for(trace) if budget is None else budget
     assert budget >= 1, f"budget={budget!r} is below 1"
     assert judged_from_seconds < trace.duration_seconds, f"nothing is left after {judged_from_seconds!r} s"
-    setting = _free(_without_faults(setting))
-    target = target_of(setting.service.spec)
-    search = _Search(trace, setting, target, {} if ends is None else ends, judged_from_seconds)
+    search = _search_of(trace, setting, {} if ends is None else ends, judged_from_seconds)
     with _collector_leaves_what_is_here():
-        search.limits = search.choose_limits()
+        search.limits = search.choose_limits() if limits is None else limits()
         tables = []
         for table in tables_of(search, num_processes):
             tables.append(table)
@@ -131,10 +130,20 @@ def find_oracle(
         return search.cheapest(tables, budget, lambda share: told(0.5 + 0.5 * share))
 
 
+def limits_beside(trace: Trace, setting: Setting) -> AbstractContextManager[Callable[[], Limits]]:
+    """Step 1 in a process of its own, beside what is done until `find_oracle` asks for it."""
+    return beside(_search_of(trace, setting, {}, 0.0), _Search.choose_limits)
+
+
 def budget_for(trace: Trace) -> int:
     """Whole simulations that take some minutes: fewer of a larger load. It is guessed from the load alone, so
     that the same one has the same oracle everywhere."""
     return max(LEAST_BUDGET, min(BUDGET, int(BUDGET_SECONDS / max(1.0, simulated_seconds(trace)))))
+
+
+def _search_of(trace: Trace, setting: Setting, ends: Ends, begin: float) -> "_Search":
+    setting = _free(_without_faults(setting))
+    return _Search(trace, setting, target_of(setting.service.spec), ends, begin)
 
 
 def _without_faults(setting: Setting) -> Setting:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from headway_simulator.errors import OptionsError, SimulatorError
 from headway_simulator.flags import MOST_JOBS, build_parser
 from headway_simulator.measures import measures
 from headway_simulator.options import controller_of, load_of, setting_of
-from headway_simulator.oracle import find_oracle
+from headway_simulator.oracle import find_oracle, limits_beside
 from headway_simulator.report import as_json, text
 from headway_simulator.service_flags import max_model_len_of
 from headway_simulator.timeline import levels, timeline
@@ -53,17 +53,19 @@ def _run(options: argparse.Namespace) -> int:
     target = target_of(setting.service.spec)
     taken: dict[str, float] = {}
     controller = controller_of(options, trace, setting)
-    with _stage(controller.name, taken, is_quiet=options.quiet) as told:
-        run = with_refused(Simulation(trace, setting, controller, told).result(), fit.refused)
-    found = measures(run, target, setting.engine.model.gpus, trace.step_at_seconds)
-    oracle, status = None, 0
-    if options.oracle:
-        try:
-            with _stage("oracle", taken, is_quiet=options.quiet) as told:
-                jobs = options.jobs or min(MOST_JOBS, usable_cpus())
-                oracle = find_oracle(trace, setting, told, num_processes=jobs)
-        except KeyboardInterrupt:
-            status = INTERRUPTED_STATUS
+    jobs = options.jobs or min(MOST_JOBS, usable_cpus())
+    is_beside = options.oracle and jobs > 1
+    with limits_beside(trace, setting) if is_beside else nullcontext() as limits:
+        with _stage(controller.name, taken, is_quiet=options.quiet) as told:
+            run = with_refused(Simulation(trace, setting, controller, told).result(), fit.refused)
+        found = measures(run, target, setting.engine.model.gpus, trace.step_at_seconds)
+        oracle, status = None, 0
+        if options.oracle:
+            try:
+                with _stage("oracle", taken, is_quiet=options.quiet) as told:
+                    oracle = find_oracle(trace, setting, told, num_processes=jobs, limits=limits)
+            except KeyboardInterrupt:
+                status = INTERRUPTED_STATUS
     minutes = timeline(run, target)
     # Of a service that flags make up there is no manifest to tell of.
     untold = Unsimulated() if options.service is None else unsimulated(setting.service.spec)

@@ -1,4 +1,4 @@
-"""What the oracle simulates of each interval by itself, in several processes.
+"""What the oracle simulates of each interval by itself, in several processes; and what in one, ahead of them.
 
 An interval's simulations hang on nothing but the load and the setting, so that whoever works them out, and in
 which order, changes nothing. No process outlives who began it: each looks twice a second whether that is
@@ -14,13 +14,15 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from ctypes import c_byte
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from headway_simulator.courses import Table
 from headway_simulator.errors import SimulatorError
 
 LOOK_SECONDS = 0.5
+Found = TypeVar("Found")
 
 
 class Search(Protocol):
@@ -34,7 +36,7 @@ class Search(Protocol):
         ...
 
 
-_misses: Callable[[int], Table] | None = None
+_search: Any = None
 
 
 def tables_of(search: Search, num_processes: int) -> Iterator[Table]:
@@ -47,34 +49,50 @@ def tables_of(search: Search, num_processes: int) -> Iterator[Table]:
     if num_processes <= 1:
         yield from map(search.misses, intervals)
         return
+    with _processes(search, num_processes) as pool:
+        yield from pool.map(_table, intervals)
+
+
+@contextmanager
+def beside(search: Any, work: Callable[[Any], Found]) -> Iterator[Callable[[], Found]]:
+    """Has a process of its own begin with `work(search)`; yields what waits for what comes of it.
+
+    work: a function of a module. Raises SimulatorError where the process was killed.
+    """
+    with _processes(search, 1) as pool:
+        future = pool.submit(_work, work)
+        yield future.result
+
+
+@contextmanager
+def _processes(search: Any, number: int) -> Iterator[ProcessPoolExecutor]:
     # Without a lock, which one that is killed might hold.
     is_over = multiprocessing.Value("b", 0, lock=False)
     try:
-        with ProcessPoolExecutor(
-            num_processes, initializer=_begin, initargs=(search, is_over, os.getpid())
-        ) as pool:
+        with ProcessPoolExecutor(number, initializer=_begin, initargs=(search, is_over, os.getpid())) as pool:
             is_whole = False
             try:
-                yield from pool.map(_table, intervals)
+                yield pool
                 is_whole = True
             finally:
                 # Whatever ends it early goes on to who asked; nobody works on for it.
                 is_over.value = not is_whole
     except BrokenProcessPool as error:
+        killed = "a process that looks" if number == 1 else f"one of {number} processes that look"
         raise SimulatorError(
-            f"one of {num_processes} processes that look for the oracle was killed, most likely for want of "
-            "memory; remedy: a lower --jobs, or --no-oracle"
+            f"{killed} for the oracle was killed, most likely for want of memory; remedy: a lower --jobs, or "
+            "--no-oracle"
         ) from error
 
 
-def _begin(search: Search, is_over: c_byte, parent: int) -> None:
+def _begin(search: Any, is_over: c_byte, parent: int) -> None:
     """In each process. A terminal interrupts all of them; it is the first one's to say what follows."""
-    global _misses
+    global _search
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(is_over, parent), daemon=True).start()
     # What was inherited is nobody's garbage, and looking through it would copy it.
     gc.freeze()
-    _misses = search.misses
+    _search = search
 
 
 def _end_with(is_over: c_byte, parent: int) -> None:
@@ -84,5 +102,9 @@ def _end_with(is_over: c_byte, parent: int) -> None:
 
 
 def _table(index: int) -> Table:
-    assert _misses is not None
-    return _misses(index)
+    found: Table = _search.misses(index)
+    return found
+
+
+def _work(work: Callable[[Any], Found]) -> Found:
+    return work(_search)

@@ -191,7 +191,7 @@ class Scheduler:
 
     def add(
         self, request: Request, matcher: "TokenMatcher | None" = None, adapter: Adapter = NO_ADAPTER
-    ) -> None:
+    ) -> Sequence:
         """Queue a request. Its prompt leaves room for a token, its id is new."""
         assert 0 < len(request.prompt_token_ids) < self.max_model_len
         assert request.request_id not in self._sequences
@@ -205,6 +205,7 @@ class Scheduler:
         self._unscheduled[request.request_id] = sequence
         self.promptness.begin(sequence)
         bisect.insort(self._queue, sequence, key=rank_of)
+        return sequence
 
     def remove(self, request_id: str) -> Sequence | None:
         """Forget a sequence and free its blocks now; None if it is not (any more) live."""
