@@ -186,7 +186,59 @@ def test_none_is_added_for_a_rate_that_is_hardly_more_than_replicas_are_trusted_
     assert found is not None, decision.message
     assert 1.0 < float(found[1]) / float(found[2]) / 4.0 < 1.05
     assert decision.replicas == (5 if broken else 4)
-    assert Fleet(build, 4, 4.3 * CAPACITY).decide()[0].replicas == 5
+
+
+@pytest.mark.parametrize(
+    ("missed", "load", "want"),
+    [
+        pytest.param(0, 4.2, 4, id="nothing missed"),
+        pytest.param(0, 4.4, 5, id="nothing missed, and a tenth more"),
+        pytest.param(110, 4.0, 4, id="half of what may be missed"),
+        pytest.param(110, 4.2, 5, id="half of it, and more than a twentieth more"),
+    ],
+)
+def test_a_tenth_more_is_hardly_more_where_nothing_was_missed(
+    build: Any, missed: int, load: float, want: int
+) -> None:
+    fleet = Fleet(build, 4, load * CAPACITY)
+    fleet.totals["ttft_missed"] = missed
+    assert fleet.decide()[0].replicas == want
+
+
+@pytest.mark.parametrize(
+    ("late", "percentile", "milliseconds", "want"),
+    [
+        pytest.param(48, 95, 700.0, 4, id="no more than may be"),
+        pytest.param(52, 95, 700.0, 5, id="more than may be"),
+        pytest.param(48, 99, 700.0, 5, id="more than may be of a higher percentile"),
+        pytest.param(288, 95, 60_000.0, 4, id="no more than may be of all that came meanwhile"),
+        pytest.param(312, 95, 60_000.0, 5, id="more than that"),
+    ],
+)
+def test_a_queue_is_drained_only_where_more_are_late_than_may_be(
+    build: Any, late: int, percentile: int, milliseconds: float, want: int
+) -> None:
+    """A thousand requests came in the last ten seconds, and as many in the ten before, and so on."""
+    fleet = Fleet(build, 4, 3.95 * CAPACITY)
+    fleet.totals |= {"received": 30_000, "ttft_met": 400_000}
+    fleet.target = replace(fleet.target, percentile=percentile)
+    fleet.promise(Targets(milliseconds, 26.0))
+    fleet.gauges |= {"waiting": late // 4, "oldest_waiting_seconds": milliseconds}
+    decision, _ = fleet.decide()
+    assert decision.evidence["late"] == late
+    assert decision.replicas == want
+
+
+def test_a_queue_has_as_long_as_requests_may_wait(fleet: Fleet) -> None:
+    for milliseconds, seconds in ((700.0, 45.0), (90_000.0, 90.0)):
+        fleet.promise(Targets(milliseconds, 26.0))
+        fleet.gauges |= {"waiting": 500, "oldest_waiting_seconds": 200.0}
+        decision, _ = fleet.decide()
+        numbers = decision.evidence
+        spare = 4 * numbers["capacity_per_second"] - numbers["requests_per_second"]
+        left = 2000 - spare * numbers["lead_seconds"]
+        rate = numbers["requests_per_second"] + left / seconds
+        assert decision.evidence["recommended_replicas"] == ceil(rate / numbers["capacity_per_second"])
 
 
 def test_trust_that_was_just_lost_brings_replicas(build: Any) -> None:

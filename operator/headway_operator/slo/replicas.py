@@ -2,19 +2,23 @@
 
 Recommended is the largest of
 
-    feed-forward  (rate ahead + BURST_DEVIATIONS * sqrt(IDC * rate / window)) / (kappa * capacity)
-    backlog       (rate + queue that will be left / DRAIN_SECONDS) / (kappa * capacity)
-    standing      those that there are + queue that will be left / DRAIN_SECONDS / (kappa * capacity), where a
+    feed-forward  (rate ahead + burst deviations * sqrt(IDC * rate / window)) / (kappa * capacity)
+    backlog       (rate + queue that will be left / drain time) / (kappa * capacity)
+    standing      those that there are + queue that will be left / drain time / (kappa * capacity), where a
                   queue stands (`crowd`)
 
 with the rate forecast for when replicas asked for now are ready, and no less than that of now while a promise
 is broken. The window in which a burst is to be served is the start-up time (30 s at least) and, since all of
-it may wait that long, the TTFT target. Below what there is, a dead band holds: fewer are recommended only if
-they could take DEAD_BAND more, and the load as it is within MOST_USE of the targets, which are not known
-better than that. It is a share of the rate above all: under a target close to the latency of an idle replica,
-a tenth of that is a third of what a replica can do. Above what there is, none is added for a rate that is no
-more than MOST_OVER higher than replicas are trusted with, while nobody is late, no promise is broken and no
-rise foretold: one that goes up and down with noise would be started in vain.
+it may wait that long, the TTFT target. A queue is looked at while more requests are late than may be, and is
+to be drained within DRAIN_SECONDS, or as long as requests may wait if that is longer. Below what there is, a
+dead band holds: fewer are recommended only if they could take the load as it is within MOST_USE of the
+targets, which are not known better than that, and within the targets themselves DEAD_BAND more and what a
+burst brings at the percentile: two errors that know nothing of each other, so that their squares add up. The
+band is a share of the rate above all: under a target close to the latency of an idle replica, a tenth of that
+is a third of what a replica can do. Above what there is, none is added for a rate that is no more than
+MOST_OVER higher than replicas are trusted with, and MOST_SPARE more than that where nothing was missed
+lately, while no more are late than may be, no promise is broken and no rise foretold: one that goes up and
+down with noise would be started in vain.
 
 Up at once: at most MOST_ADDED per decision, and no more than doubled, or FEW_ADDED if that is more. What is
 pending counts as there until its deadline, so nothing is asked for twice; past it, it counts as absent, and
@@ -29,21 +33,25 @@ say.
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
-from math import ceil, sqrt
+from math import ceil, hypot, sqrt
 
 from headway_operator.slo import patience
 from headway_operator.slo.capacity import Replica
 from headway_operator.slo.crowd import queue
+from headway_operator.slo.lognormal import deviations_of
 from headway_operator.slo.situation import REPLICA_SETTLE_SECONDS, Situation
 from headway_operator.slo.sizing import Sizing
+from headway_operator.slo.trust import spare
 from headway_operator.slo.unmodelled import by_symptoms
 
-BURST_DEVIATIONS = 1.3
-# Below what there is, the load is taken to be so much higher; and, as it is, to leave so much of the targets.
+# Of the deviations from the median to the percentile: 1.3 for P95, 1.8 for P99.
+BURST_SHARE = 0.79
+# Below what there is, the load may be so much higher; and is, as it is, to leave so much of the targets.
 DEAD_BAND = 0.1
 MOST_USE = 0.95
-# Above what there is, the load may be so much more than replicas are trusted with, and no more than one does.
-MOST_OVER = 0.05
+# Above what there is, the load may be so much more than replicas are trusted with, and by the second one more
+# where nothing was missed lately; but no more than one does.
+MOST_OVER, MOST_SPARE = 0.05, 0.05
 # A rate ahead that is so many times that of now is a rise. Trust was just lost for so long.
 MOST_RISE, CUT_SECONDS = 1.02, 60.0
 LEAST_BURST_SECONDS = 30.0
@@ -90,22 +98,28 @@ def recommended(situation: Situation, *, can_move_limits: bool) -> Recommendatio
 def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
     target, expected = situation.target, situation.forecast
     window = max(LEAST_BURST_SECONDS, situation.lead_seconds)
-    window += 0.001 * (target.targets.ttft_milliseconds or 0.0)
-    burst = BURST_DEVIATIONS * sqrt(expected.idc * expected.ahead / window)
+    window += target.patience_seconds
+    deviations = BURST_SHARE * deviations_of(target.percentile)
+    burst = deviations * sqrt(expected.idc * expected.ahead / window)
     with_bursts = rate = expected.ahead + burst
+    at_least = 0.0
     standing, why = 0.0, ""
-    if situation.load.late:
+    if situation.is_crowded:
         waiting = queue(situation, found)
-        drained = waiting.left / DRAIN_SECONDS
-        rate = max(rate, expected.now + drained)
+        drained = waiting.left / max(DRAIN_SECONDS, target.patience_seconds)
+        at_least = expected.now + drained
         if waiting.is_standing:
             standing, why = situation.supply.ready + drained / found.per_second, ", and a queue that stands"
     elif situation.is_violated:
-        rate = max(rate, expected.now)
+        at_least = expected.now
+    rate = max(rate, at_least)
     needed = number = ceil(max(standing, rate / found.per_second))
     desired = situation.supply.desired
     if number < desired:
-        number = _after_dead_band(situation, found, rate, number)
+        error = hypot(DEAD_BAND * expected.ahead, burst)
+        # None goes in the middle of a burst, however soon that may be over.
+        more = max(expected.ahead + error, (1.0 + DEAD_BAND) * at_least, expected.now)
+        number = _after_dead_band(situation, found, rate, more, number)
     elif not standing and _is_hardly_more(situation, found, rate):
         needed = number = desired
     words = f"{rate:.2f} requests/s expected, {found.per_second:.2f} per replica{why}"
@@ -117,27 +131,28 @@ def _is_hardly_more(situation: Situation, found: Sizing, rate: float) -> bool:
     """Whether a rate is so little more than replicas are trusted with, with nothing wrong, no rise foretold,
     and no trust just lost, which is to bring replicas. More than they can do it may not be."""
     load, desired, cut_at = situation.forecast, situation.supply.desired, situation.memory.kappa_cut_at
-    is_right = not situation.load.late and not situation.is_violated and load.ahead <= MOST_RISE * load.now
+    is_right = not situation.is_crowded and not situation.is_violated and load.ahead <= MOST_RISE * load.now
     has_lost = cut_at is not None and situation.now - cut_at < CUT_SECONDS
-    most = min(found.bound * desired, found.per_second * (desired + min(1.0, MOST_OVER * desired)))
-    return is_right and not has_lost and rate <= most
+    over = min(1.0, (MOST_OVER + MOST_SPARE * spare(situation)) * desired)
+    return (
+        is_right and not has_lost and rate <= min(found.bound * desired, found.per_second * (desired + over))
+    )
 
 
-def _after_dead_band(situation: Situation, found: Sizing, rate: float, number: int) -> int:
-    """The fewest replicas, from `number` up to those that there are, that could take more than this rate.
-    With fewer to choose from, a gateway gives each of them more that come at once."""
+def _after_dead_band(situation: Situation, found: Sizing, rate: float, more: float, number: int) -> int:
+    """The fewest replicas, from `number` up to those that there are, that could take a rate with ease, and
+    `more` at all. With fewer to choose from, a gateway gives each of them more that come at once."""
 
-    def keeps(replica: Replica, fewer: int, share: float, more: float) -> bool:
-        if more > fewer * found.bound:
+    def keeps(replica: Replica, fewer: int, share: float, taken: float) -> bool:
+        if taken > fewer * found.bound:
             return False
-        if more <= fewer * found.kappa * found.least_per_second:
+        if taken <= fewer * found.kappa * found.least_per_second:
             return True
-        predicted = replica.latencies(more / fewer / found.kappa, found.capacity.limits, found.factors)
+        predicted = replica.latencies(taken / fewer / found.kappa, found.capacity.limits, found.factors)
         return replica.is_kept(predicted, situation.target, share)
 
     def takes(fewer: int) -> bool:
         replica = found.replica if found.replica.fleet == 1 else replace(found.replica, fleet=fewer)
-        more = rate * (1.0 + DEAD_BAND)
         return keeps(replica, fewer, 1.0, more) and keeps(replica, fewer, MOST_USE, rate)
 
     # More replicas are never slower.
@@ -204,8 +219,8 @@ def _raised(situation: Situation, wanted: int, few: int) -> int:
 
 def looked_back_seconds(situation: Situation) -> float:
     """How long fewer replicas must have been enough before one goes."""
-    seconds = situation.target.stabilization_seconds
-    return patience.looked_back_seconds(situation.memory, seconds, situation.lead_seconds)
+    seconds, now = situation.target.stabilization_seconds, situation.now
+    return patience.looked_back_seconds(situation.memory, seconds, situation.lead_seconds, now)
 
 
 def highest(situation: Situation) -> int:
@@ -231,6 +246,9 @@ def fewer(situation: Situation) -> int:
     desired, since = supply.desired, situation.memory.watched_since
     if target.fixed_replicas is not None or situation.other_scaler or not situation.is_whole:
         return desired
+    if since is not None and not supply.unplaced and not supply.overdue:
+        # What a moment asked for has its time, too.
+        since = max(since, situation.memory.replicas_raised_at or 0.0)
     if since is None or situation.now - since < looked_back_seconds(situation):
         return desired
     removed = max(1, int(SHARE_REMOVED * desired), desired - supply.ready)

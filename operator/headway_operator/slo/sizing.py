@@ -155,8 +155,7 @@ def lead_seconds(memory: Memory) -> float:
 
 def expected(target: Target, memory: Memory, happened: Recent, now: float) -> Forecast:
     """The load when replicas asked for now are ready."""
-    patience = 0.001 * (target.targets.ttft_milliseconds or 0.0)
-    return forecast(memory.course, happened.arrivals, now, lead_seconds(memory), patience)
+    return forecast(memory.course, happened.arrivals, now, lead_seconds(memory), target.patience_seconds)
 
 
 def aimed_percent(target: Target, happened: Recent, now: float) -> float:
