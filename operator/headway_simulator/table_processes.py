@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from ctypes import c_byte
 from typing import Any, Protocol, TypeVar
 
@@ -34,6 +34,10 @@ class Search(Protocol):
     def misses(self, index: int) -> Table:
         """Of one interval."""
         ...
+
+
+class _UnwantedError(Exception):
+    """Nobody waits for what comes of it any more."""
 
 
 _search: Any = None
@@ -57,11 +61,14 @@ def tables_of(search: Search, num_processes: int) -> Iterator[Table]:
 def beside(search: Any, work: Callable[[Any], Found]) -> Iterator[Callable[[], Found]]:
     """Has a process of its own begin with `work(search)`; yields what waits for what comes of it.
 
-    work: a function of a module. Raises SimulatorError where the process was killed.
+    work: a function of a module. It ends with the block, whether or not anything has come of it. Raises
+    SimulatorError where the process was killed.
     """
-    with _processes(search, 1) as pool:
+    with suppress(_UnwantedError), _processes(search, 1) as pool:
         future = pool.submit(_work, work)
         yield future.result
+        if not future.done():
+            raise _UnwantedError
 
 
 @contextmanager

@@ -29,17 +29,7 @@ NOW = 50_000.0
     ],
 )
 def test_what_is_looked_back(stabilization: float, lead: float, patience: float, want: float) -> None:
-    assert looked_back_seconds(Memory(patience=patience), stabilization, lead, NOW) == want
-
-
-@pytest.mark.parametrize(
-    ("age", "patience", "want"), [(299.0, 1.0, 300.0), (300.0, 1.0, 120.0), (299.0, 3.0, 360.0)]
-)
-def test_of_a_service_that_is_hardly_known_more_is_looked_back(
-    age: float, patience: float, want: float
-) -> None:
-    memory = Memory(began_at=NOW - age, patience=patience)
-    assert looked_back_seconds(memory, 120.0, 60.0, NOW) == want
+    assert looked_back_seconds(Memory(patience=patience), stabilization, lead) == want
 
 
 def test_a_removal_that_is_taken_back_triples_it_once() -> None:
@@ -150,7 +140,7 @@ def test_it_never_grows_beyond_what_half_an_hour_takes() -> None:
     memory = Memory()
     for number in range(20):
         at = NOW + 3000 * number
-        looked_back = looked_back_seconds(memory, 180.0, 60.0, at)
+        looked_back = looked_back_seconds(memory, 180.0, 60.0)
         memory = with_raise(with_removal(memory, 5, 2.0, looked_back, at), 10.0, 2.0, looked_back, at + 60)
     assert memory.patience == pytest.approx(MOST_SECONDS / 180.0)
 

@@ -16,7 +16,15 @@ from headway_simulator.engine import Emitted, EngineSettings, SimulatedEngine
 from headway_simulator.least_work import least_replica_seconds
 from headway_simulator.limit_candidates import token_candidates
 from headway_simulator.measures import Measures, measures
-from headway_simulator.oracle import BUDGET, LEAST_BUDGET, Ends, Oracle, budget_for, find_oracle
+from headway_simulator.oracle import (
+    BUDGET,
+    LEAST_BUDGET,
+    Ends,
+    Oracle,
+    budget_for,
+    find_oracle,
+    limits_beside,
+)
 from headway_simulator.records import Allowance, Flight
 from headway_simulator.schedules import asked_seconds, schedule
 from headway_simulator.trace import Arrival, Trace, part_of
@@ -209,6 +217,13 @@ def test_several_processes_find_the_same(build: Any) -> None:
     )
     assert together == alone
     assert told[len(told) // 2 :] == told[: len(told) // 2]
+
+
+def test_limits_may_be_found_beside(build: Any) -> None:
+    trace, setting = build.load("step", rate=1.0, seconds=180.0), build.setting()
+    with limits_beside(trace, setting) as limits:
+        found = find_oracle(trace, setting, budget=1, limits=limits)
+    assert found == find_oracle(trace, setting, budget=1)
 
 
 def test_a_larger_budget_never_ends_with_a_dearer_schedule_nor_below_the_bound(build: Any) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headway_simulator.errors import SimulatorError
-from headway_simulator.table_processes import tables_of
+from headway_simulator.table_processes import beside, tables_of
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,32 @@ def test_an_interval_that_cannot_be_worked_out_ends_all(tmp_path: Path) -> None:
 def test_a_process_that_is_killed_is_said_to_be(tmp_path: Path) -> None:
     with pytest.raises(SimulatorError, match=r"was killed, .* remedy: a lower --jobs, or --no-oracle"):
         list(tables_of(Search(tmp_path, killed=1), 2))
+
+
+def begun(search: Search) -> dict[int, int]:
+    return search.misses(7)
+
+
+def test_one_is_worked_out_beside_what_one_does_oneself(tmp_path: Path) -> None:
+    search = Search(tmp_path)
+    with beside(search, begun) as found:
+        eventually(lambda: len(search.processes) == 1)
+        assert os.getpid() not in search.processes
+        assert found() == {1: 7}
+    eventually(lambda: not any(map(is_alive, search.processes)))
+
+
+def test_what_nobody_waits_for_ends(tmp_path: Path) -> None:
+    search = Search(tmp_path, seconds=3600.0)
+    with beside(search, begun):
+        eventually(lambda: len(search.processes) == 1)
+    assert not any(map(is_alive, search.processes))
+
+
+def test_one_that_was_killed_is_said_to_be(tmp_path: Path) -> None:
+    with pytest.raises(SimulatorError, match="a process that looks for the oracle was killed"):
+        with beside(Search(tmp_path, killed=7), begun) as found:
+            found()
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])

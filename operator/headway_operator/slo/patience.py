@@ -7,9 +7,6 @@ halves it again. In a steady load the first removal alone is paid for; a load th
 nothing. Nor does a rate for which those before the removal would have been too few as well, by what one is
 trusted with now or was then, whichever is more. And since a load that rises needs a few more before it needs
 many, a regret is taken back where the rate comes to that within the time that was looked back before it.
-
-What requests bring is known from five minutes of them: of a service that has been watched for less, one looks
-back YOUNG_TIMES as long.
 """
 
 from dataclasses import replace
@@ -22,18 +19,12 @@ REGRET = 4.0
 GROWTH = 3.0
 MOST_SECONDS = 1800.0
 CALM_SECONDS = 3600.0
-YOUNG_SECONDS, YOUNG_TIMES = 300.0, 2.5
 
 
-def looked_back_seconds(
-    memory: Memory, stabilization_seconds: float, lead_seconds: float, now: float
-) -> float:
+def looked_back_seconds(memory: Memory, stabilization_seconds: float, lead_seconds: float) -> float:
     """How long fewer replicas must have been enough before one goes."""
     least = max(stabilization_seconds, LEADS_LOOKED_BACK * lead_seconds)
-    patience = memory.patience
-    if now - memory.began_at < YOUNG_SECONDS:
-        patience = max(YOUNG_TIMES, patience)
-    return max(least, min(MOST_SECONDS, patience * least))
+    return max(least, min(MOST_SECONDS, memory.patience * least))
 
 
 def with_removal(memory: Memory, before: int, per_second: float, looked_back: float, now: float) -> Memory:

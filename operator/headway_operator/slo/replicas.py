@@ -219,8 +219,8 @@ def _raised(situation: Situation, wanted: int, few: int) -> int:
 
 def looked_back_seconds(situation: Situation) -> float:
     """How long fewer replicas must have been enough before one goes."""
-    seconds, now = situation.target.stabilization_seconds, situation.now
-    return patience.looked_back_seconds(situation.memory, seconds, situation.lead_seconds, now)
+    seconds = situation.target.stabilization_seconds
+    return patience.looked_back_seconds(situation.memory, seconds, situation.lead_seconds)
 
 
 def highest(situation: Situation) -> int:
