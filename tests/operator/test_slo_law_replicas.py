@@ -139,6 +139,20 @@ def test_a_burst_that_breaks_the_promise_counts_whole(build: Any) -> None:
     assert decision.replicas >= numbers["requests_per_second"] / CAPACITY
 
 
+@pytest.mark.parametrize(("broken", "is_seen"), [("", False), ("ttft", False), ("tpot", True)])
+def test_a_burst_may_wait_for_its_first_tokens_and_not_for_the_others(
+    build: Any, broken: str, *, is_seen: bool
+) -> None:
+    """For ten seconds twice as many have come; the target is a minute."""
+    fleet, later = Fleet(build, 4, 20.0), Fleet(build, 4, 40.0)
+    fleet.promise(Targets(60_000.0, 26.0))
+    later.violated(*filter(None, [broken]))
+    slices = (*fleet.slices()[:-2], *later.slices()[-2:])
+    fleet.slices = lambda: slices  # type: ignore[method-assign]
+    decision, _ = fleet.decide()
+    assert (decision.evidence["requests_per_second"] > 35.0) == is_seen
+
+
 @pytest.mark.parametrize(
     ("milliseconds", "window"), [(None, 60.0), (700.0, 60.7), (60_000.0, 120.0), (240_000.0, 300.0)]
 )

@@ -153,9 +153,12 @@ def lead_seconds(memory: Memory) -> float:
     return max(LEAST_LEAD_SECONDS, seconds[min(len(seconds) - 1, int(len(seconds) * LEAD_PERCENT / 100))])
 
 
-def expected(target: Target, memory: Memory, happened: Recent, now: float) -> Forecast:
-    """The load when replicas asked for now are ready."""
-    return forecast(memory.course, happened.arrivals, now, lead_seconds(memory), target.patience_seconds)
+def expected(
+    target: Target, memory: Memory, happened: Recent, now: float, *, is_tpot_broken: bool
+) -> Forecast:
+    """The load when replicas asked for now are ready. Tokens of a burst that is slow cannot wait."""
+    patience = 0.0 if is_tpot_broken else target.patience_seconds
+    return forecast(memory.course, happened.arrivals, now, lead_seconds(memory), patience)
 
 
 def aimed_percent(target: Target, happened: Recent, now: float) -> float:
