@@ -231,15 +231,6 @@ def test_of_a_time_that_was_seen_in_part_no_moments_are_left_out(build: Any) -> 
     assert fleet.decide()[0].replicas == 6
 
 
-@pytest.mark.parametrize(("ago", "want"), [(110.0, 6), (130.0, 5)])
-def test_what_a_moment_asked_for_has_its_time(build: Any, ago: float, want: int) -> None:
-    fleet = quiet(build)
-    fleet.target = replace(fleet.target, stabilization_seconds=120.0)
-    history = tuple((NOW - 119.0 + 10.0 * number, 6 if number == 1 else 3, 0.0) for number in range(12))
-    fleet.memory = replace(fleet.memory, recommended=history, replicas_raised_at=NOW - ago)
-    assert fleet.decide()[0].replicas == want
-
-
 @pytest.mark.parametrize(("idc", "want"), [(1.0, 3), (16.0, 4)])
 def test_the_dead_band_is_for_errors_and_for_bursts_together(build: Any, idc: float, want: int) -> None:
     """Of two errors that know nothing of each other the squares add up."""

@@ -246,9 +246,6 @@ def fewer(situation: Situation) -> int:
     desired, since = supply.desired, situation.memory.watched_since
     if target.fixed_replicas is not None or situation.other_scaler or not situation.is_whole:
         return desired
-    if since is not None and not supply.unplaced and not supply.overdue:
-        # What a moment asked for has its time, too.
-        since = max(since, situation.memory.replicas_raised_at or 0.0)
     if since is None or situation.now - since < looked_back_seconds(situation):
         return desired
     removed = max(1, int(SHARE_REMOVED * desired), desired - supply.ready)
