@@ -52,7 +52,8 @@ BASELINES = ("operator/headway_simulator/baselines",)
 ORACLE = tuple(
     f"operator/headway_simulator/{name}.py"
     for name in (
-        *("oracle", "courses", "descent", "least_work", "limit_candidates", "priced_courses", "schedules"),
+        *("oracle", "courses", "course_search", "descent", "least_work", "limit_candidates"),
+        *("priced_courses", "schedules"),
         "table_processes",
     )
 )

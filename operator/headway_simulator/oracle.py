@@ -45,8 +45,9 @@ from headway_operator.slo import Target, target_of
 from headway_runtime.config import Limits as EngineLimits
 from headway_runtime.config import Targets as EngineTargets
 from headway_simulator.cluster import Setting, Simulation
+from headway_simulator.course_search import Answers, CourseSearch, runs_ahead
 from headway_simulator.courses import Table
-from headway_simulator.descent import FAILED, Course, Ground, Tried, descend
+from headway_simulator.descent import FAILED, Course, Ground, Tried
 from headway_simulator.least_work import least_replica_seconds
 from headway_simulator.limit_candidates import token_candidates
 from headway_simulator.measures import Measures, judged_from, measures
@@ -114,8 +115,9 @@ def find_oracle(
     ends: what searches of the same load and setting, but for the percentile, have found already; added to.
     budget: whole simulations, at least 1; with more it may be found to cost a little less, and never more.
     None: `budget_for` the load. Where nothing attains the objective those given up are run once more, whole.
-    judged_from_seconds: what is before only warms caches up. num_processes: for step 2; with more than one,
-    `ends` does not learn of it. limits: waits for step 1, where that is done already (`limits_beside`).
+    judged_from_seconds: what is before only warms caches up. num_processes: for steps 2, 4 and 5; with more
+    than one, `ends` does not learn of step 2. limits: waits for step 1, where somebody else does that
+    (`limits_beside`).
     """
     budget = budget_for(trace) if budget is None else budget
     assert budget >= 1, f"budget={budget!r} is below 1"
@@ -127,7 +129,7 @@ def find_oracle(
         for table in tables_of(search, num_processes):
             tables.append(table)
             told(0.5 * len(tables) / search.num_intervals)
-        return search.cheapest(tables, budget, lambda share: told(0.5 + 0.5 * share))
+        return search.cheapest(tables, budget, num_processes, lambda share: told(0.5 + 0.5 * share))
 
 
 def limits_beside(trace: Trace, setting: Setting) -> AbstractContextManager[Callable[[], Limits]]:
@@ -223,36 +225,28 @@ class _Search:
             table[number] = self._missed(index, number)
         return table
 
-    def cheapest(self, tables: Sequence[Table], budget: int, told: Told) -> Oracle:
+    def cheapest(self, tables: Sequence[Table], budget: int, num_processes: int, told: Told) -> Oracle:
         """Steps 3 to 5."""
-        # None: given up, as more had missed than may.
-        seen: dict[Course, Measures | None] = {}
-
-        def tried(course: Course) -> Tried | None:
-            if course not in seen:
-                if len(seen) >= budget:
-                    return None
-                allowance = self._allowance()
-                found = self._simulated(course, allowance)
-                seen[course] = None if allowance.is_spent else found
-                told(len(seen) / budget)
-            known = seen[course]
-            if known is None or not self._attains(known):
-                return FAILED
-            spare = self._allowed - round(self._num_judged * (1 - known.joint_attainment))
-            return Tried(known.replica_hours, max(0.0, spare))
-
         counts = [len(self._part(index).arrivals) for index in range(self.num_intervals)]
         lowest, conditions = self._target.min_replicas, self._setting.conditions
         cold = conditions.cold_start_seconds
-        courses = PricedCourses(tables, counts, lowest, self._most(), cold, self._allowed).in_turn()
-        course = next(courses)
-        while course is not None and (judged := tried(course)) is not None:
-            course = courses.send(judged.spare >= 0)
-        is_done = course is None
-        if attaining := self._attaining(seen):
-            ground = Ground(tables, counts, lowest, ahead_seconds(conditions))
-            is_done = descend(min(attaining, key=lambda one: attaining[one].replica_hours), ground, tried)
+        courses = PricedCourses(tables, counts, lowest, self._most(), cold, self._allowed)
+        ground = Ground(tables, counts, lowest, ahead_seconds(conditions))
+        search = CourseSearch(courses, ground, budget)
+        # None: given up, as more had missed than may.
+        seen: dict[Course, Measures | None] = {}
+        answers: Answers = {}
+        with runs_ahead(self, num_processes) as run:
+
+            def judge(course: Course) -> Tried:
+                known = seen[course] = run(course, search.likely(course, answers))
+                told(len(seen) / budget)
+                if known is None or not self._attains(known):
+                    return FAILED
+                spare = self._allowed - round(self._num_judged * (1 - known.joint_attainment))
+                return Tried(known.replica_hours, max(0.0, spare))
+
+            is_done = search.goes_through(answers, judge)
         if attained := self._attaining(seen):
             best = min(attained, key=lambda one: attained[one].replica_hours)
             measured = attained[best]
@@ -272,6 +266,12 @@ class _Search:
             least_replica_hours=least_replica_seconds(self._trace, self._setting, self._target, self._begin)
             / 3600,
         )
+
+    def run(self, course: Course) -> Measures | None:
+        """A course, run until more have missed than may; None if they have."""
+        allowance = self._allowance()
+        found = self._simulated(course, allowance)
+        return None if allowance.is_spent else found
 
     def _simulated(self, course: Course, allowance: Allowance | None = None) -> Measures:
         """A course, run whole, or until the allowance is spent."""

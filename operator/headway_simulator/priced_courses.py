@@ -9,7 +9,7 @@ found out by running some.
 
 import math
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headway_simulator.courses import Costs, Table, cheapest_course, missed
 from headway_simulator.descent import Course
@@ -31,7 +31,8 @@ MARGINS = (1, 2, 4)
 
 @dataclass(frozen=True, slots=True)
 class PricedCourses:
-    """tables, num_arrivals: by interval. lowest, most: numbers of replicas. allowed: to miss in all."""
+    """tables, num_arrivals: by interval. lowest, most: numbers of replicas. allowed: to miss in all. found:
+    courses by share."""
 
     tables: Sequence[Table]
     num_arrivals: Sequence[int]
@@ -39,6 +40,7 @@ class PricedCourses:
     most: int
     cold_start_seconds: float
     allowed: float
+    found: dict[float, Course] = field(default_factory=dict, repr=False, compare=False)
 
     def in_turn(self) -> Generator[Course | None, bool, None]:
         """One after another, each sent back whether it attains the objective; then None."""
@@ -70,6 +72,11 @@ class PricedCourses:
     def of(self, share: float, margin: int = 0) -> Course:
         """The cheapest found that misses at most this share of what may be missed, and `margin` replicas more
         all the time."""
+        if share not in self.found:
+            self.found[share] = self._cheapest(share)
+        return tuple(min(self.most, number + margin) for number in self.found[share])
+
+    def _cheapest(self, share: float) -> Course:
         numbers = range(self.lowest, max(max(table) for table in self.tables) + 1)
         low, high = math.log(LEAST_PRICE), math.log(MOST_PRICE)
         best: Course | None = None
@@ -84,4 +91,4 @@ class PricedCourses:
             else:
                 low = price
         assert best is not None
-        return tuple(min(self.most, number + margin) for number in best)
+        return best

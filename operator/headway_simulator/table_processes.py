@@ -36,7 +36,7 @@ class Search(Protocol):
         ...
 
 
-class _UnwantedError(Exception):
+class UnwantedError(Exception):
     """Nobody waits for what comes of it any more."""
 
 
@@ -53,7 +53,7 @@ def tables_of(search: Search, num_processes: int) -> Iterator[Table]:
     if num_processes <= 1:
         yield from map(search.misses, intervals)
         return
-    with _processes(search, num_processes) as pool:
+    with processes(search, num_processes) as pool:
         yield from pool.map(_table, intervals)
 
 
@@ -64,15 +64,19 @@ def beside(search: Any, work: Callable[[Any], Found]) -> Iterator[Callable[[], F
     work: a function of a module. It ends with the block, whether or not anything has come of it. Raises
     SimulatorError where the process was killed.
     """
-    with suppress(_UnwantedError), _processes(search, 1) as pool:
-        future = pool.submit(_work, work)
+    with suppress(UnwantedError), processes(search, 1) as pool:
+        future = pool.submit(work_of, work)
         yield future.result
         if not future.done():
-            raise _UnwantedError
+            raise UnwantedError
 
 
 @contextmanager
-def _processes(search: Any, number: int) -> Iterator[ProcessPoolExecutor]:
+def processes(search: Any, number: int) -> Iterator[ProcessPoolExecutor]:
+    """A pool of processes that have the search (`work_of`). What ends the block early ends them.
+
+    Raises SimulatorError where one was killed.
+    """
     # Without a lock, which one that is killed might hold.
     is_over = multiprocessing.Value("b", 0, lock=False)
     try:
@@ -113,5 +117,6 @@ def _table(index: int) -> Table:
     return found
 
 
-def _work(work: Callable[[Any], Found]) -> Found:
+def work_of(work: Callable[[Any], Found]) -> Found:
+    """In one of them."""
     return work(_search)

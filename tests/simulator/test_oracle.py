@@ -213,7 +213,7 @@ def test_several_processes_find_the_same(build: Any) -> None:
     trace, setting = build.load("step", rate=1.0, seconds=180.0), build.setting()
     told: list[float] = []
     alone, together = (
-        find_oracle(trace, setting, told.append, budget=1, num_processes=count) for count in (1, 3)
+        find_oracle(trace, setting, told.append, budget=6, num_processes=count) for count in (1, 3)
     )
     assert together == alone
     assert told[len(told) // 2 :] == told[: len(told) // 2]
