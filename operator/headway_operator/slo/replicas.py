@@ -44,8 +44,8 @@ from headway_operator.slo.sizing import Sizing
 from headway_operator.slo.trust import spare
 from headway_operator.slo.unmodelled import by_symptoms
 
-# Of the deviations from the median to the percentile: 1.3 for P95, 1.8 for P99.
-BURST_SHARE = 0.79
+# Of the deviations from the median to the percentile: 1.1 for P95, 1.6 for P99.
+BURST_SHARE = 0.68
 # Below what there is, the load may be so much higher; and is, as it is, to leave so much of the targets.
 DEAD_BAND = 0.1
 MOST_USE = 0.95
