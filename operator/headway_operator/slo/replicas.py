@@ -2,7 +2,7 @@
 
 Recommended is the largest of
 
-    feed-forward  (rate ahead + burst deviations * sqrt(IDC * rate / window)) / (kappa * capacity)
+    feed-forward  (rate ahead + BURST_DEVIATIONS * sqrt(IDC * rate / window)) / (kappa * capacity)
     backlog       (rate + queue that will be left / drain time) / (kappa * capacity)
     standing      those that there are + queue that will be left / drain time / (kappa * capacity), where a
                   queue stands (`crowd`)
@@ -12,13 +12,13 @@ is broken. The window in which a burst is to be served is the start-up time (30 
 it may wait that long, the TTFT target. A queue is looked at while more requests are late than may be, and is
 to be drained within DRAIN_SECONDS, or as long as requests may wait if that is longer. Below what there is, a
 dead band holds: fewer are recommended only if they could take the load as it is within MOST_USE of the
-targets, which are not known better than that, and within the targets themselves DEAD_BAND more and what a
-burst brings at the percentile: two errors that know nothing of each other, so that their squares add up. The
-band is a share of the rate above all: under a target close to the latency of an idle replica, a tenth of that
-is a third of what a replica can do. Above what there is, none is added for a rate that is no more than
-MOST_OVER higher than replicas are trusted with, and MOST_SPARE more than that where nothing was missed
-lately, while no more are late than may be, no promise is broken and no rise foretold: one that goes up and
-down with noise would be started in vain.
+targets, which are not known better than that, and within the targets themselves DEAD_BAND more and a burst:
+two errors that know nothing of each other, so that their squares add up. The band is a share of the rate
+above all: under a target close to the latency of an idle replica, a tenth of that is a third of what a
+replica can do. Above what there is, none is added for a rate that is no more than MOST_OVER higher than
+replicas are trusted with, and MOST_SPARE more than that where nothing was missed lately, while no more are
+late than may be, no promise is broken and no rise foretold: one that goes up and down with noise would be
+started in vain.
 
 Up at once: at most MOST_ADDED per decision, and no more than doubled, or FEW_ADDED if that is more. What is
 pending counts as there until its deadline, so nothing is asked for twice; past it, it counts as absent, and
@@ -38,22 +38,20 @@ from math import ceil, hypot, sqrt
 from headway_operator.slo import patience
 from headway_operator.slo.capacity import Replica
 from headway_operator.slo.crowd import queue
-from headway_operator.slo.lognormal import deviations_of
 from headway_operator.slo.situation import REPLICA_SETTLE_SECONDS, Situation
 from headway_operator.slo.sizing import Sizing
-from headway_operator.slo.trust import spare
+from headway_operator.slo.trust import EXPLAINED_SECONDS, spare
 from headway_operator.slo.unmodelled import by_symptoms
 
-# Of the deviations from the median to the percentile: 1.1 for P95, 1.6 for P99.
-BURST_SHARE = 0.68
+BURST_DEVIATIONS = 1.3
 # Below what there is, the load may be so much higher; and is, as it is, to leave so much of the targets.
 DEAD_BAND = 0.1
 MOST_USE = 0.95
 # Above what there is, the load may be so much more than replicas are trusted with, and by the second one more
 # where nothing was missed lately; but no more than one does.
 MOST_OVER, MOST_SPARE = 0.05, 0.05
-# A rate ahead that is so many times that of now is a rise. Trust was just lost for so long.
-MOST_RISE, CUT_SECONDS = 1.02, 60.0
+# A rate ahead that is so many times that of now is a rise.
+MOST_RISE = 1.02
 LEAST_BURST_SECONDS = 30.0
 DRAIN_SECONDS = 45.0
 MOST_ADDED = 8
@@ -99,8 +97,7 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
     target, expected = situation.target, situation.forecast
     window = max(LEAST_BURST_SECONDS, situation.lead_seconds)
     window += target.patience_seconds
-    deviations = BURST_SHARE * deviations_of(target.percentile)
-    burst = deviations * sqrt(expected.idc * expected.ahead / window)
+    burst = BURST_DEVIATIONS * sqrt(expected.idc * expected.ahead / window)
     with_bursts = rate = expected.ahead + burst
     at_least = 0.0
     standing, why = 0.0, ""
@@ -132,7 +129,7 @@ def _is_hardly_more(situation: Situation, found: Sizing, rate: float) -> bool:
     and no trust just lost, which is to bring replicas. More than they can do it may not be."""
     load, desired, cut_at = situation.forecast, situation.supply.desired, situation.memory.kappa_cut_at
     is_right = not situation.is_crowded and not situation.is_violated and load.ahead <= MOST_RISE * load.now
-    has_lost = cut_at is not None and situation.now - cut_at < CUT_SECONDS
+    has_lost = cut_at is not None and situation.now - cut_at < EXPLAINED_SECONDS
     over = min(1.0, (MOST_OVER + MOST_SPARE * spare(situation)) * desired)
     return (
         is_right and not has_lost and rate <= min(found.bound * desired, found.per_second * (desired + over))
