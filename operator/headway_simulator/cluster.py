@@ -181,7 +181,10 @@ class Simulation(Generic[AnyMemory]):
         engine, flight = pod.engine, self.run.flights[number]
         assert engine is not None
         request = self._prompts.request(str(number), flight.arrival, flight.arrived_at)
-        keys = self._prompts.block_keys(flight.arrival, engine.settings.block_size)
+        settings = engine.settings
+        keys: list[bytes] = []
+        if settings.enable_prefix_caching:
+            keys = self._prompts.block_keys(flight.arrival, settings.block_size)
         taken = engine.add(request, self._prompts.answer_token(), now, keys)
         self._wake_later(pod, engine)
         return taken

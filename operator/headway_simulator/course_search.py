@@ -18,6 +18,8 @@ from headway_simulator.schedules import asked_seconds
 from headway_simulator.table_processes import UnwantedError, processes, work_of
 
 Answers = dict[Course, Tried]
+# What may come after one: if it attains the objective, and if it does not.
+NUM_LIKELY = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ def runs_ahead(search: Runs, num_processes: int) -> Iterator[Run]:
     if num_processes <= 1:
         yield lambda course, likely: search.run(course)
         return
+    num_processes = min(num_processes, 1 + NUM_LIKELY)
     with suppress(UnwantedError), processes(search, num_processes) as pool:
         begun: dict[Course, Future[Any]] = {}
 
@@ -98,7 +101,8 @@ def runs_ahead(search: Runs, num_processes: int) -> Iterator[Run]:
 
         def run(course: Course, likely: Iterator[Course]) -> Any:
             wanted = begin(course)
-            while sum(not one.done() for one in begun.values()) < num_processes:
+            # One process is always free for what is wanted.
+            while not wanted.done() and sum(not one.done() for one in begun.values()) < num_processes:
                 following = next(likely, None)
                 if following is None:
                     break

@@ -132,9 +132,11 @@ def find_oracle(
         return search.cheapest(tables, budget, num_processes, lambda share: told(0.5 + 0.5 * share))
 
 
-def limits_beside(trace: Trace, setting: Setting) -> AbstractContextManager[Callable[[], Limits]]:
-    """Step 1 in a process of its own, beside what is done until `find_oracle` asks for it."""
-    return beside(_search_of(trace, setting, {}, 0.0), _Search.choose_limits)
+def limits_beside(
+    trace: Trace, setting: Setting, judged_from_seconds: float = 0.0
+) -> AbstractContextManager[Callable[[], Limits]]:
+    """Step 1 in a process of its own, beside what is done until `find_oracle` of the same asks for it."""
+    return beside(_search_of(trace, setting, {}, judged_from_seconds), _Search.choose_limits)
 
 
 def budget_for(trace: Trace) -> int:

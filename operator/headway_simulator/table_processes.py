@@ -9,6 +9,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from ctypes import c_byte
+from multiprocessing.context import BaseContext
 from typing import Any, Protocol, TypeVar
 
 from headway_simulator.courses import Table
@@ -61,12 +63,19 @@ def tables_of(search: Search, num_processes: int) -> Iterator[Table]:
 def beside(search: Any, work: Callable[[Any], Found]) -> Iterator[Callable[[], Found]]:
     """Has a process of its own begin with `work(search)`; yields what waits for what comes of it.
 
-    work: a function of a module. It ends with the block, whether or not anything has come of it. Raises
-    SimulatorError where the process was killed.
+    work: a function of a module or a class. The process ends once somebody has what comes of it, or with the
+    block. Raises SimulatorError where it was killed.
     """
     with suppress(UnwantedError), processes(search, 1) as pool:
         future = pool.submit(work_of, work)
-        yield future.result
+
+        def found() -> Found:
+            try:
+                return future.result()
+            finally:
+                pool.shutdown(wait=False)
+
+        yield found
         if not future.done():
             raise UnwantedError
 
@@ -78,9 +87,10 @@ def processes(search: Any, number: int) -> Iterator[ProcessPoolExecutor]:
     Raises SimulatorError where one was killed.
     """
     # Without a lock, which one that is killed might hold.
-    is_over = multiprocessing.Value("b", 0, lock=False)
+    is_over = _context().Value("b", 0, lock=False)
     try:
-        with ProcessPoolExecutor(number, initializer=_begin, initargs=(search, is_over, os.getpid())) as pool:
+        arguments = search, is_over, os.getpid()
+        with ProcessPoolExecutor(number, _context(), _begin, arguments) as pool:
             is_whole = False
             try:
                 yield pool
@@ -94,6 +104,11 @@ def processes(search: Any, number: int) -> Iterator[ProcessPoolExecutor]:
             f"{killed} for the oracle was killed, most likely for want of memory; remedy: a lower --jobs, or "
             "--no-oracle"
         ) from error
+
+
+def _context() -> BaseContext:
+    """Of processes whose parent is who began them: of a fork server's it would be that."""
+    return multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
 
 
 def _begin(search: Any, is_over: c_byte, parent: int) -> None:

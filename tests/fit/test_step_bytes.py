@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from headway_runtime.batch import Batch, Chunk
-from headway_runtime.fit.placement import this_processor
+from headway_runtime.fit.placement import Placement, this_processor
 from headway_runtime.fit.product_bytes import plain_product_bytes
 from headway_runtime.fit.step_bytes import Step, step_bytes
 from headway_runtime.model_config import read_model_config
@@ -169,6 +169,36 @@ def test_inputs_that_are_quantized_too_are_counted(
     assert peak_bytes(lambda: runner.execute(batch)) == pytest.approx(want.peak, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs", "halves", "widened"),
+    [
+        # Two threads: 16 rows and 64 of the weight in 2 bytes, sums in 4, and what lies between.
+        pytest.param(
+            16,
+            512,
+            500,
+            2 * (2 * 512 * (16 + 64) + 4 * 16 * 512 + 65536),
+            4 * (2**19 + 16 * (512 + 500)),
+            id="few of all",
+        ),
+        pytest.param(
+            1000,
+            4096,
+            8192,
+            2 * (2 * 2048 * (256 + 64) + 4 * 256 * 1024 + 65536),
+            4 * (2**19 + 1000 * (4096 + 128)),
+            id="more than is copied at once",
+        ),
+    ],
+)
+def test_what_a_plain_product_takes(rows: int, inputs: int, outputs: int, halves: int, widened: int) -> None:
+    size = rows, inputs, outputs
+    assert plain_product_bytes(Placement(True, "float16", num_threads=2), *size) == 0
+    copying = Placement(True, "float16", num_threads=2, multiplies_halves=True)
+    assert plain_product_bytes(copying, *size) == halves
+    assert plain_product_bytes(Placement(True, "float16", num_threads=2, widens=True), *size) == widened
+
+
 @pytest.mark.skipif(
     not this_processor("float16", 1).multiplies_halves, reason="this processor has no products of float16"
 )
@@ -190,3 +220,5 @@ def test_no_product_of_halves_takes_more_than_predicted(
     finally:
         torch.set_num_threads(before)
     assert 0 < taken <= want
+    if num_threads == 1 and rows >= 256 and inputs >= 2048 and outputs >= 1024:
+        assert taken > 0.85 * want, "one thread copies all that it may"

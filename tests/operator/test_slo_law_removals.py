@@ -231,9 +231,9 @@ def test_of_a_time_that_was_seen_in_part_no_moments_are_left_out(build: Any) -> 
     assert fleet.decide()[0].replicas == 6
 
 
-@pytest.mark.parametrize(("idc", "want"), [(1.0, 3), (16.0, 4)])
+@pytest.mark.parametrize(("idc", "want"), [(1.0, 3), (4.0, 4)])
 def test_the_dead_band_is_for_errors_and_for_bursts_together(build: Any, idc: float, want: int) -> None:
     """Of two errors that know nothing of each other the squares add up."""
-    fleet = Fleet(build, 4, 3 * CAPACITY * 0.86)
+    fleet = Fleet(build, 4, 3 * CAPACITY * 0.90)
     fleet.memory = replace(fleet.memory, course=Course(idc=idc, idc_at=NOW))
     assert fleet.decide()[0].evidence["recommended_replicas"] == want

@@ -243,6 +243,19 @@ def test_a_queue_is_drained_only_where_more_are_late_than_may_be(
     assert decision.replicas == want
 
 
+def test_a_queue_of_which_few_are_late_is_drained_where_too_many_were(build: Any) -> None:
+    """All have just missed the target, and so few wait for longer at any one moment."""
+    for missed, want in (((), 4), (("ttft",), 8)):
+        fleet = Fleet(build, 4, 3.8 * CAPACITY)
+        fleet.totals |= {"received": 5000, "ttft_met": 400_000}
+        fleet.promise(Targets(64_000.0, 26.0))
+        fleet.violated(*missed)
+        fleet.gauges |= {"waiting": 379, "oldest_waiting_seconds": 66.0}
+        decision, _ = fleet.decide()
+        assert 0 < decision.evidence["late"] < 0.05 * 5000 * 60 / 300
+        assert decision.replicas == want
+
+
 def test_a_queue_has_as_long_as_requests_may_wait(fleet: Fleet) -> None:
     for milliseconds, seconds in ((700.0, 45.0), (90_000.0, 90.0)):
         fleet.promise(Targets(milliseconds, 26.0))

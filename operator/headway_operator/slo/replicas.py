@@ -9,14 +9,15 @@ Recommended is the largest of
 
 with the rate forecast for when replicas asked for now are ready, and no less than that of now while a promise
 is broken. The window in which a burst is to be served is the start-up time (30 s at least) and, since all of
-it may wait that long, the TTFT target. A queue is looked at while more requests are late than may be, and is
-to be drained within DRAIN_SECONDS, or as long as requests may wait if that is longer. Below what there is, a
-dead band holds: fewer are recommended only if they could take the load as it is within MOST_USE of the
-targets, which are not known better than that, and within the targets themselves DEAD_BAND more and a burst:
-two errors that know nothing of each other, so that their squares add up. The band is a share of the rate
+it may wait that long, the TTFT target. A queue is looked at while more requests are late than may be, or some
+are and TTFT is broken, and is to be drained within DRAIN_SECONDS, or as long as requests may wait if that is
+longer. Below what there is, a dead band holds: fewer are recommended only if they could take that rate within
+MOST_USE of the targets, which are not known better than that; and within the targets themselves what comes
+now, a backlog's rate and DEAD_BAND, and the rate ahead with DEAD_BAND and a burst: two errors that know
+nothing of each other, so that their squares add up. The band is a share of the rate
 above all: under a target close to the latency of an idle replica, a tenth of that is a third of what a
 replica can do. Above what there is, none is added for a rate that is no more than MOST_OVER higher than
-replicas are trusted with, and MOST_SPARE more than that where nothing was missed lately, while no more are
+replicas are trusted with, and up to MOST_SPARE more than that the less was missed lately, while no more are
 late than may be, no promise is broken and no rise foretold: one that goes up and down with noise would be
 started in vain.
 
@@ -101,7 +102,8 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
     with_bursts = rate = expected.ahead + burst
     at_least = 0.0
     standing, why = 0.0, ""
-    if situation.is_crowded:
+    # A few that are late are those that may be, unless too many have been.
+    if situation.is_crowded or (situation.load.late and situation.is_ttft_bad):
         waiting = queue(situation, found)
         drained = waiting.left / max(DRAIN_SECONDS, target.patience_seconds)
         at_least = expected.now + drained
@@ -114,9 +116,9 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
     desired = situation.supply.desired
     if number < desired:
         error = hypot(DEAD_BAND * expected.ahead, burst)
-        # None goes in the middle of a burst, however soon that may be over.
-        more = max(expected.ahead + error, (1.0 + DEAD_BAND) * at_least, expected.now)
-        number = _after_dead_band(situation, found, rate, more, number)
+        # None goes in the middle of a burst that is seen, however soon it may be over.
+        highest_rate = max(expected.ahead + error, (1.0 + DEAD_BAND) * at_least, expected.now)
+        number = _after_dead_band(situation, found, rate, highest_rate, number)
     elif not standing and _is_hardly_more(situation, found, rate):
         needed = number = desired
     words = f"{rate:.2f} requests/s expected, {found.per_second:.2f} per replica{why}"
@@ -136,9 +138,11 @@ def _is_hardly_more(situation: Situation, found: Sizing, rate: float) -> bool:
     )
 
 
-def _after_dead_band(situation: Situation, found: Sizing, rate: float, more: float, number: int) -> int:
+def _after_dead_band(
+    situation: Situation, found: Sizing, rate: float, highest_rate: float, number: int
+) -> int:
     """The fewest replicas, from `number` up to those that there are, that could take a rate with ease, and
-    `more` at all. With fewer to choose from, a gateway gives each of them more that come at once."""
+    the highest at all. With fewer to choose from, a gateway gives each of them more that come at once."""
 
     def keeps(replica: Replica, fewer: int, share: float, taken: float) -> bool:
         if taken > fewer * found.bound:
@@ -150,7 +154,7 @@ def _after_dead_band(situation: Situation, found: Sizing, rate: float, more: flo
 
     def takes(fewer: int) -> bool:
         replica = found.replica if found.replica.fleet == 1 else replace(found.replica, fleet=fewer)
-        return keeps(replica, fewer, 1.0, more) and keeps(replica, fewer, MOST_USE, rate)
+        return keeps(replica, fewer, 1.0, highest_rate) and keeps(replica, fewer, MOST_USE, rate)
 
     # More replicas are never slower.
     wanted = range(max(1, number), situation.supply.desired)

@@ -89,7 +89,7 @@ class Situation:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether more are late than may be of all that came while these waited."""
+        """Whether more are late than may be of all that came within the TTFT target, or just now."""
         target = self.target
         seconds = max(RECENT_SECONDS, target.patience_seconds)
         received = self.recent.totals(self.now - seconds, least=1).get("received", 0.0)

@@ -238,14 +238,15 @@ def _integer_input_bytes(placement: Placement, inputs: int, outputs: int, tile: 
 
 
 def _sampling(hidden: int, vocabulary: int, placement: Placement, step: Step) -> int:
-    """The dearest requests: their logits are edited, and drawn from with all filters."""
+    """The head's product, then the dearest requests: their logits are edited, and drawn from with all
+    filters."""
     b, rows = placement.number_bytes, step.num_sampled
     at_once = rows
     if placement.is_cpu:
         at_once = min(rows, max(1, CPU_TOKENS_AT_ONCE // vocabulary))
-    logits = b * rows * vocabulary + FLOAT32_BYTES * rows * vocabulary
-    drawn = 4 * FLOAT32_BYTES * at_once * vocabulary
-    return b * (step.num_tokens * hidden + 2 * rows * hidden) + logits + drawn
+    edited = FLOAT32_BYTES * rows * vocabulary + 4 * FLOAT32_BYTES * at_once * vocabulary
+    taken = max(edited, plain_product_bytes(placement, rows, hidden, vocabulary))
+    return b * (step.num_tokens * hidden + 2 * rows * hidden + rows * vocabulary) + taken
 
 
 def _kept(model: ModelConfig, vocab_size: int, placement: Placement, step: Step) -> int:
