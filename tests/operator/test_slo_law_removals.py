@@ -8,7 +8,6 @@ from tests.operator.law_fleet import CAPACITY, NOW, Fleet, quiet
 
 from headway_operator.samples import Targets
 from headway_operator.slo import Memory
-from headway_operator.slo.forecast import Course
 from headway_operator.slo.memory import Regret
 
 
@@ -229,11 +228,3 @@ def test_of_a_time_that_was_seen_in_part_no_moments_are_left_out(build: Any) -> 
     history = tuple((NOW - 60.0 + 10.0 * number, 3 if number else 6, 0.0) for number in range(6))
     fleet.memory = replace(fleet.memory, recommended=history)
     assert fleet.decide()[0].replicas == 6
-
-
-@pytest.mark.parametrize(("idc", "want"), [(1.0, 3), (4.0, 4)])
-def test_the_dead_band_is_for_errors_and_for_bursts_together(build: Any, idc: float, want: int) -> None:
-    """Of two errors that know nothing of each other the squares add up."""
-    fleet = Fleet(build, 4, 3 * CAPACITY * 0.90)
-    fleet.memory = replace(fleet.memory, course=Course(idc=idc, idc_at=NOW))
-    assert fleet.decide()[0].evidence["recommended_replicas"] == want

@@ -12,9 +12,8 @@ is broken. The window in which a burst is to be served is the start-up time (30 
 it may wait that long, the TTFT target. A queue is looked at while more requests are late than may be, or some
 are and TTFT is broken, and is to be drained within DRAIN_SECONDS, or as long as requests may wait if that is
 longer. Below what there is, a dead band holds: fewer are recommended only if they could take that rate within
-MOST_USE of the targets, which are not known better than that; and within the targets themselves what comes
-now, a backlog's rate and DEAD_BAND, and the rate ahead with DEAD_BAND and a burst: two errors that know
-nothing of each other, so that their squares add up. The band is a share of the rate
+MOST_USE of the targets, which are not known better than that, and what comes now, and DEAD_BAND more than
+that rate, within the targets themselves. The band is a share of the rate
 above all: under a target close to the latency of an idle replica, a tenth of that is a third of what a
 replica can do. Above what there is, none is added for a rate that is no more than MOST_OVER higher than
 replicas are trusted with, and up to MOST_SPARE more than that the less was missed lately, while no more are
@@ -34,7 +33,7 @@ say.
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
-from math import ceil, hypot, sqrt
+from math import ceil, sqrt
 
 from headway_operator.slo import patience
 from headway_operator.slo.capacity import Replica
@@ -115,9 +114,8 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
     needed = number = ceil(max(standing, rate / found.per_second))
     desired = situation.supply.desired
     if number < desired:
-        error = hypot(DEAD_BAND * expected.ahead, burst)
         # None goes in the middle of a burst that is seen, however soon it may be over.
-        highest_rate = max(expected.ahead + error, (1.0 + DEAD_BAND) * at_least, expected.now)
+        highest_rate = max((1.0 + DEAD_BAND) * rate, expected.now)
         number = _after_dead_band(situation, found, rate, highest_rate, number)
     elif not standing and _is_hardly_more(situation, found, rate):
         needed = number = desired
