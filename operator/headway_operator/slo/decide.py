@@ -93,12 +93,12 @@ def _situation(
     # A gateway knows who is busy; without one requests are spread blindly.
     fleet = max(1, counted.desired) if sample.gateways else 1
     found = sizing(target, memory, happened, fleet, now)
+    ahead = expected(target, memory, happened, now)
     broken = [
         name
         for name, since_change, whole in zip(("ttft", "tpot"), (ttft, tpot), reported, strict=True)
         if "violated" in (since_change.verdict, whole.verdict)
     ]
-    ahead = expected(target, memory, happened, now, is_tpot_broken="tpot" in broken)
     ill = sick(target, memory, sample, found, ahead, broken, joined_at, now)
     limits = target.bound_limits(memory.limits or evidence.applied_limits(sample) or target.initial)
     if now_load.late:

@@ -3,22 +3,18 @@
 Recommended is the largest of
 
     feed-forward  (rate ahead + BURST_DEVIATIONS * sqrt(IDC * rate / window)) / (kappa * capacity)
-    backlog       (rate + queue that will be left / drain time) / (kappa * capacity)
-    standing      those that there are + queue that will be left / drain time / (kappa * capacity), where a
+    backlog       (rate + queue that will be left / DRAIN_SECONDS) / (kappa * capacity)
+    standing      those that there are + queue that will be left / DRAIN_SECONDS / (kappa * capacity), where a
                   queue stands (`crowd`)
 
 with the rate forecast for when replicas asked for now are ready, and no less than that of now while a promise
 is broken. The window in which a burst is to be served is the start-up time (30 s at least) and, since all of
-it may wait that long, the TTFT target. A queue is looked at while more requests are late than may be, or some
-are and TTFT is broken, and is to be drained within DRAIN_SECONDS, or as long as requests may wait if that is
-longer. Below what there is, a dead band holds: fewer are recommended only if they could take that rate within
-MOST_USE of the targets, which are not known better than that, and what comes now, and DEAD_BAND more than
-that rate, within the targets themselves. The band is a share of the rate
-above all: under a target close to the latency of an idle replica, a tenth of that is a third of what a
-replica can do. Above what there is, none is added for a rate that is no more than MOST_OVER higher than
-replicas are trusted with, and up to MOST_SPARE more than that the less was missed lately, while no more are
-late than may be, no promise is broken and no rise foretold: one that goes up and down with noise would be
-started in vain.
+it may wait that long, the TTFT target. Below what there is, a dead band holds: fewer are recommended only if
+they could take DEAD_BAND more, and the load as it is within MOST_USE of the targets, which are not known
+better than that. It is a share of the rate above all: under a target close to the latency of an idle replica,
+a tenth of that is a third of what a replica can do. Above what there is, none is added for a rate that is no
+more than MOST_OVER higher than replicas are trusted with, while nobody is late, no promise is broken and no
+rise foretold: one that goes up and down with noise would be started in vain.
 
 Up at once: at most MOST_ADDED per decision, and no more than doubled, or FEW_ADDED if that is more. What is
 pending counts as there until its deadline, so nothing is asked for twice; past it, it counts as absent, and
@@ -40,18 +36,16 @@ from headway_operator.slo.capacity import Replica
 from headway_operator.slo.crowd import queue
 from headway_operator.slo.situation import REPLICA_SETTLE_SECONDS, Situation
 from headway_operator.slo.sizing import Sizing
-from headway_operator.slo.trust import EXPLAINED_SECONDS, spare
 from headway_operator.slo.unmodelled import by_symptoms
 
 BURST_DEVIATIONS = 1.3
-# Below what there is, the load may be so much higher; and is, as it is, to leave so much of the targets.
+# Below what there is, the load is taken to be so much higher; and, as it is, to leave so much of the targets.
 DEAD_BAND = 0.1
 MOST_USE = 0.95
-# Above what there is, the load may be so much more than replicas are trusted with, and by the second one more
-# where nothing was missed lately; but no more than one does.
-MOST_OVER, MOST_SPARE = 0.05, 0.05
-# A rate ahead that is so many times that of now is a rise.
-MOST_RISE = 1.02
+# Above what there is, the load may be so much more than replicas are trusted with, and no more than one does.
+MOST_OVER = 0.05
+# A rate ahead that is so many times that of now is a rise. Trust was just lost for so long.
+MOST_RISE, CUT_SECONDS = 1.02, 60.0
 LEAST_BURST_SECONDS = 30.0
 DRAIN_SECONDS = 45.0
 MOST_ADDED = 8
@@ -96,27 +90,22 @@ def recommended(situation: Situation, *, can_move_limits: bool) -> Recommendatio
 def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
     target, expected = situation.target, situation.forecast
     window = max(LEAST_BURST_SECONDS, situation.lead_seconds)
-    window += target.patience_seconds
+    window += 0.001 * (target.targets.ttft_milliseconds or 0.0)
     burst = BURST_DEVIATIONS * sqrt(expected.idc * expected.ahead / window)
     with_bursts = rate = expected.ahead + burst
-    at_least = 0.0
     standing, why = 0.0, ""
-    # A few that are late are those that may be, unless too many have been.
-    if situation.is_crowded or (situation.load.late and situation.is_ttft_bad):
+    if situation.load.late:
         waiting = queue(situation, found)
-        drained = waiting.left / max(DRAIN_SECONDS, target.patience_seconds)
-        at_least = expected.now + drained
+        drained = waiting.left / DRAIN_SECONDS
+        rate = max(rate, expected.now + drained)
         if waiting.is_standing:
             standing, why = situation.supply.ready + drained / found.per_second, ", and a queue that stands"
     elif situation.is_violated:
-        at_least = expected.now
-    rate = max(rate, at_least)
+        rate = max(rate, expected.now)
     needed = number = ceil(max(standing, rate / found.per_second))
     desired = situation.supply.desired
     if number < desired:
-        # None goes in the middle of a burst that is seen, however soon it may be over.
-        highest_rate = max((1.0 + DEAD_BAND) * rate, expected.now)
-        number = _after_dead_band(situation, found, rate, highest_rate, number)
+        number = _after_dead_band(situation, found, rate, number)
     elif not standing and _is_hardly_more(situation, found, rate):
         needed = number = desired
     words = f"{rate:.2f} requests/s expected, {found.per_second:.2f} per replica{why}"
@@ -128,31 +117,28 @@ def _is_hardly_more(situation: Situation, found: Sizing, rate: float) -> bool:
     """Whether a rate is so little more than replicas are trusted with, with nothing wrong, no rise foretold,
     and no trust just lost, which is to bring replicas. More than they can do it may not be."""
     load, desired, cut_at = situation.forecast, situation.supply.desired, situation.memory.kappa_cut_at
-    is_right = not situation.is_crowded and not situation.is_violated and load.ahead <= MOST_RISE * load.now
-    has_lost = cut_at is not None and situation.now - cut_at < EXPLAINED_SECONDS
-    over = min(1.0, (MOST_OVER + MOST_SPARE * spare(situation)) * desired)
-    return (
-        is_right and not has_lost and rate <= min(found.bound * desired, found.per_second * (desired + over))
-    )
+    is_right = not situation.load.late and not situation.is_violated and load.ahead <= MOST_RISE * load.now
+    has_lost = cut_at is not None and situation.now - cut_at < CUT_SECONDS
+    most = min(found.bound * desired, found.per_second * (desired + min(1.0, MOST_OVER * desired)))
+    return is_right and not has_lost and rate <= most
 
 
-def _after_dead_band(
-    situation: Situation, found: Sizing, rate: float, highest_rate: float, number: int
-) -> int:
-    """The fewest replicas, from `number` up to those that there are, that could take a rate with ease, and
-    the highest at all. With fewer to choose from, a gateway gives each of them more that come at once."""
+def _after_dead_band(situation: Situation, found: Sizing, rate: float, number: int) -> int:
+    """The fewest replicas, from `number` up to those that there are, that could take more than this rate.
+    With fewer to choose from, a gateway gives each of them more that come at once."""
 
-    def keeps(replica: Replica, fewer: int, share: float, taken: float) -> bool:
-        if taken > fewer * found.bound:
+    def keeps(replica: Replica, fewer: int, share: float, more: float) -> bool:
+        if more > fewer * found.bound:
             return False
-        if taken <= fewer * found.kappa * found.least_per_second:
+        if more <= fewer * found.kappa * found.least_per_second:
             return True
-        predicted = replica.latencies(taken / fewer / found.kappa, found.capacity.limits, found.factors)
+        predicted = replica.latencies(more / fewer / found.kappa, found.capacity.limits, found.factors)
         return replica.is_kept(predicted, situation.target, share)
 
     def takes(fewer: int) -> bool:
         replica = found.replica if found.replica.fleet == 1 else replace(found.replica, fleet=fewer)
-        return keeps(replica, fewer, 1.0, highest_rate) and keeps(replica, fewer, MOST_USE, rate)
+        more = rate * (1.0 + DEAD_BAND)
+        return keeps(replica, fewer, 1.0, more) and keeps(replica, fewer, MOST_USE, rate)
 
     # More replicas are never slower.
     wanted = range(max(1, number), situation.supply.desired)

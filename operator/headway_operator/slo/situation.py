@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway_operator.samples import Limits, Sample
-from headway_operator.slo.evidence import RECENT_SECONDS, Load, fresh_replicas
+from headway_operator.slo.evidence import Load, fresh_replicas
 from headway_operator.slo.forecast import Forecast
 from headway_operator.slo.memory import Memory
 from headway_operator.slo.sizing import Sizing, lead_seconds
@@ -86,14 +86,6 @@ class Situation:
     def is_violated(self) -> bool:
         """Whether a promise is broken now."""
         return self.is_ttft_bad or self.is_tpot_bad
-
-    @property
-    def is_crowded(self) -> bool:
-        """Whether more are late than may be of all that came within the TTFT target, or just now."""
-        target = self.target
-        seconds = max(RECENT_SECONDS, target.patience_seconds)
-        received = self.recent.totals(self.now - seconds, least=1).get("received", 0.0)
-        return self.load.late > (1.0 - target.percentile / 100.0) * received
 
     @property
     def is_whole(self) -> bool:

@@ -153,11 +153,9 @@ def lead_seconds(memory: Memory) -> float:
     return max(LEAST_LEAD_SECONDS, seconds[min(len(seconds) - 1, int(len(seconds) * LEAD_PERCENT / 100))])
 
 
-def expected(
-    target: Target, memory: Memory, happened: Recent, now: float, *, is_tpot_broken: bool
-) -> Forecast:
-    """The load when replicas asked for now are ready. Tokens of a burst that is slow cannot wait."""
-    patience = 0.0 if is_tpot_broken else target.patience_seconds
+def expected(target: Target, memory: Memory, happened: Recent, now: float) -> Forecast:
+    """The load when replicas asked for now are ready."""
+    patience = 0.001 * (target.targets.ttft_milliseconds or 0.0)
     return forecast(memory.course, happened.arrivals, now, lead_seconds(memory), patience)
 
 

@@ -12,8 +12,8 @@ held against it twice. Promises kept give a hundredth a minute back, where enoug
 tell: time alone gives nothing, a quiet night says nothing of what a replica can do. For the same reason more
 trust than the model's own word, above 1, is won only while replicas do TRIED of what they are thought to do,
 and goes by a hundredth a minute while they do not: it was won under another load. All of it goes at once
-where replicas are thought enough, and yet more requests are late than may be of those that came within the
-TTFT target: the misses of a crowd come all together.
+where replicas are thought enough, and yet more requests are late than may be of those that have just come:
+the misses of a crowd come all together.
 While they do, and nobody is late, all trust comes back up to MOST_TIMES as fast, the less was missed over
 that time, from half of what may be missed down to nothing: an objective that is kept with much to spare is
 paid for with replicas.
@@ -55,7 +55,7 @@ def with_trust(situation: Situation) -> Memory:
     counted = situation.supply
     is_enough = situation.forecast.now <= counted.ready * found.per_second
     is_late = situation.load.late > 0
-    is_lost = memory.kappa > 1.0 and is_enough and situation.is_crowded
+    is_lost = memory.kappa > 1.0 and is_enough and _is_crowded(situation)
     if is_lost:
         memory = replace(memory, kappa=1.0, cut=None)
     memory = _with_excused(memory, situation, is_short=not is_enough or counted.pending > 0)
@@ -75,7 +75,7 @@ def with_trust(situation: Situation) -> Memory:
     if memory.kappa > 1.0 and not is_tried:
         memory = replace(memory, kappa=max(1.0, memory.kappa * (1.0 - gain)))
     elif is_tried or memory.kappa < 1.0:
-        times = 1.0 + (MOST_TIMES - 1.0) * spare(situation) if is_tried else 1.0
+        times = 1.0 + (MOST_TIMES - 1.0) * _spare(situation) if is_tried else 1.0
         memory = replace(memory, kappa=min(MOST_KAPPA, memory.kappa * (1.0 + times * gain)))
     return _with_ceiling_times(1.0 + gain, memory, found)
 
@@ -100,6 +100,12 @@ def _with_ceiling_times(factor: float, memory: Memory, found: Sizing) -> Memory:
         return memory
     least = min(seen.per_second, LEAST_KAPPA * found.capacity.per_second)
     return replace(memory, ceiling=replace(seen, per_second=max(least, factor * seen.per_second)))
+
+
+def _is_crowded(situation: Situation) -> bool:
+    """Whether more are late than may be of all that have just come."""
+    allowed = 1.0 - situation.target.percentile / 100.0
+    return situation.load.late > allowed * situation.load.received
 
 
 def _with_excused(memory: Memory, situation: Situation, *, is_short: bool) -> Memory:
@@ -139,7 +145,7 @@ def _is_ttft_bad_since(situation: Situation, excused_at: float | None) -> bool:
     return verdict(*judged, situation.target.percentile) == "violated"
 
 
-def spare(situation: Situation) -> float:
+def _spare(situation: Situation) -> float:
     """1 where nothing was missed over the last minutes; 0 where half of what may be missed of a target was
     (both targets share that), and while somebody is late."""
     if situation.load.late:
