@@ -16,11 +16,12 @@ def tensor_bytes(root: object) -> int:
             continue
         seen.add(id(one))
         if isinstance(one, torch.Tensor):
-            storage = one.untyped_storage()
-            # One that is packed for oneDNN is opaque; its numbers are as many, but for padding.
-            found[id(one) if one.is_mkldnn else storage.data_ptr()] = (
-                one.numel() * one.element_size() if one.is_mkldnn else storage.nbytes()
-            )
+            if one.is_mkldnn:
+                # Packed for oneDNN, it has no storage to be asked; its numbers are as many, but for padding.
+                found[id(one)] = one.numel() * one.element_size()
+            else:
+                storage = one.untyped_storage()
+                found[storage.data_ptr()] = storage.nbytes()
             continue
         left.extend(_parts(one))
     return sum(found.values())
