@@ -14,6 +14,7 @@ from headway_operator.slo.marks import Mark
 from headway_operator.slo.predictions import Factors, Workload
 from headway_operator.slo.slices import Slice
 from headway_operator.slo.step_fit import StepFit
+from headway_operator.slo.usual import Usual
 
 VERSION = 2
 LEAST_KAPPA, MOST_KAPPA = 0.5, 1.1
@@ -52,15 +53,15 @@ class Memory:
     late_at: when requests last waited for too long.
     idle_since: since when nobody has asked for anything. parked_replicas: how many there were when the
     service was suspended; None while it is not.
-    fit, workload, factors (last at factors_at), course, starts: what was learnt (`sizing`). kappa: the trust
-    in it, as of the pass at kappa_at, last cut at kappa_cut_at. cut: while it may be explained, not
-    of the checkpoint. crowded_since: since when requests have been late at every replica; late_since: at any
-    of those that are to be. excused_at: until when TTFT was missed for want of replicas. ceiling: the most
-    that one was seen to do in such a crowd. patience: how many times as long as at first is looked back
-    before a removal, last moved at patience_at. removed_at: of the last removal, while it may be regretted or
-    its regret taken back. removed_from: how many there were before it, or before the first of those that went
-    one after another. removed_per_second: what one was trusted with then. regret: while it may be taken back.
-    revision: the newest, by its hash.
+    fit, workload, usual, factors (last at factors_at), course, starts: what was learnt (`sizing`). kappa:
+    the trust in it, as of the pass at kappa_at, last cut at kappa_cut_at. cut: while it may be explained,
+    not of the checkpoint. crowded_since: since when requests have been late at every replica; late_since: at
+    any of those that are to be. excused_at: until when TTFT was missed for want of replicas. ceiling: the
+    most that one was seen to do in such a crowd. patience: how many times as long as at first is looked back
+    before a removal, last moved at patience_at. removed_at: of the last removal, while it may be regretted
+    or its regret taken back. removed_from: how many there were before it, or before the first of those that
+    went one after another. removed_per_second: what one was trusted with then. regret: while it may be taken
+    back. revision: the newest, by its hash.
     trims: of max_num_seqs and max_num_batched_tokens, over the model's.
     decisions: the last ones, as `history` writes them, each as JSON. marks, columns (of baselines,
     added up): not of the checkpoint.
@@ -87,6 +88,7 @@ class Memory:
     parked_replicas: int | None = None
     fit: StepFit = NO_FIT
     workload: Workload | None = None
+    usual: Usual | None = None
     factors: Factors = PLAIN
     factors_at: float | None = None
     course: Course = NO_COURSE
@@ -113,7 +115,7 @@ class Memory:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        work = self.workload
+        work, usual = self.workload, self.usual
         return {
             "version": VERSION,
             **{name: getattr(self, name) for name in _PLAIN_FIELDS},
@@ -128,6 +130,7 @@ class Memory:
             "workload": None if work is None else [getattr(work, name) for name in _WORKLOAD_FIELDS],
             # Beside these, which earlier versions read.
             "workload_tokens": 0.0 if work is None else work.tokens,
+            "usual": None if usual is None else [usual.since, usual.at, *astuple(usual.workload)],
             "factors": list(astuple(self.factors)),
             "ceiling": None if self.ceiling is None else list(astuple(self.ceiling)),
             "course": self.course.to_dict(),
@@ -164,7 +167,8 @@ class Memory:
             workload=None if work is None else _workload(work, data.get("workload_tokens", 0.0)),
             # In those of earlier versions the numbers are of passes, 20 at most: soon made up for.
             factors=Factors(*data["factors"]),
-            # Checkpoints of earlier versions have none.
+            # Checkpoints of earlier versions have none of these.
+            usual=None if data.get("usual") is None else _usual(*data["usual"]),
             ceiling=None if data.get("ceiling") is None else Ceiling(*data["ceiling"]),
             course=Course.from_dict(data["course"]),
             starts=tuple((at, seconds) for at, seconds in data["starts"]),
@@ -198,6 +202,10 @@ _WORKLOAD_FIELDS = ("prompt", "prompt_square", "answer", "context", "kv_share")
 
 def _workload(numbers: Sequence[float], tokens: float) -> Workload:
     return Workload(**dict(zip(_WORKLOAD_FIELDS, numbers, strict=True)), tokens=tokens)
+
+
+def _usual(since: float, at: float, *numbers: float) -> Usual:
+    return Usual(Workload(*numbers), since, at)
 
 
 def _pair(limits: Limits | None) -> list[int] | None:

@@ -3,28 +3,35 @@
 Recommended is the largest of
 
     feed-forward  (rate ahead + BURST_DEVIATIONS * sqrt(IDC * rate / window)) / (kappa * capacity)
-    backlog       (rate + queue that will be left / DRAIN_SECONDS) / (kappa * capacity)
-    standing      those that there are + queue that will be left / DRAIN_SECONDS / (kappa * capacity), where a
+    backlog       (rate + queue that will be left / drain time) / (kappa * capacity)
+    standing      those that there are + queue that will be left / drain time / (kappa * capacity), where a
                   queue stands (`crowd`)
 
 with the rate forecast for when replicas asked for now are ready, and no less than that of now while a promise
 is broken. The window in which a burst is to be served is the start-up time (30 s at least) and, since all of
-it may wait that long, the TTFT target. Below what there is, a dead band holds: fewer are recommended only if
-they could take DEAD_BAND more, and the load as it is within MOST_USE of the targets, which are not known
-better than that. It is a share of the rate above all: under a target close to the latency of an idle replica,
-a tenth of that is a third of what a replica can do. Above what there is, none is added for a rate that is no
-more than MOST_OVER higher than replicas are trusted with, while nobody is late, no promise is broken and no
-rise foretold: one that goes up and down with noise would be started in vain.
+it may wait that long, the TTFT target. A queue is looked at while more requests are late than may be, or some
+are and TTFT is broken, and is to be drained within DRAIN_SECONDS, or as long as requests may wait if that is
+longer.
+
+Below what there is, a dead band holds: fewer are recommended only if they could take DEAD_BAND more, and the
+load as it is within MOST_USE of the targets, which are not known better than that. It is a share of the rate
+above all: under a target close to the latency of an idle replica, a tenth of that is a third of what a
+replica can do. Once it is known what requests usually bring (`usual`), half of the band is for the step from
+the load that was measured to the one that is predicted, and so is divided by those that are left; and where
+requests usually bring more work than now, by a larger share than the band, fewer must be able to take that.
+Above what there is, none is added for a rate that is no more than MOST_OVER higher than replicas are trusted
+with, while no more are late than may be, no promise is broken and no rise foretold: one that goes up and
+down with noise would be started in vain.
 
 Up at once: at most MOST_ADDED per decision, and no more than doubled, or FEW_ADDED if that is more. What is
 pending counts as there until its deadline, so nothing is asked for twice; past it, it counts as absent, and
 one more is asked for in its stead, once. Down: to the highest recommendation of the time looked back (where
-a replica is known to do more now than it was thought to do then, so many fewer), but for one in MOMENTS of
-them, MOST_MOMENTS at most: no replica is kept for a surge that is over before one could start. One replica or
-a tenth at a time, and only while every replica and gateway gives samples. Replicas that found no place or are
-past their deadline give none and serve nobody: they hold no removal back, and those beyond the number that
-the load calls for go at once. The last one is not removed this way: that none is needed is for `sleep` to
-say.
+a replica is known to do more of what is usual now than it was thought to do then, so many fewer), but for
+one in MOMENTS of them, MOST_MOMENTS at most: no replica is kept for a surge that is over before one could
+start. One replica or a tenth at a time, and only while every replica and gateway gives samples. Replicas
+that found no place or are past their deadline give none and serve nobody: they hold no removal back, and
+those beyond the number that the load calls for go at once. The last one is not removed this way: that none
+is needed is for `sleep` to say.
 """
 
 from bisect import bisect_left
@@ -36,16 +43,17 @@ from headway_operator.slo.capacity import Replica
 from headway_operator.slo.crowd import queue
 from headway_operator.slo.situation import REPLICA_SETTLE_SECONDS, Situation
 from headway_operator.slo.sizing import Sizing
+from headway_operator.slo.trust import EXPLAINED_SECONDS
 from headway_operator.slo.unmodelled import by_symptoms
 
 BURST_DEVIATIONS = 1.3
-# Below what there is, the load is taken to be so much higher; and, as it is, to leave so much of the targets.
+# Below what there is, the load may be so much higher; and, as it is, is to leave so much of the targets.
 DEAD_BAND = 0.1
 MOST_USE = 0.95
 # Above what there is, the load may be so much more than replicas are trusted with, and no more than one does.
 MOST_OVER = 0.05
-# A rate ahead that is so many times that of now is a rise. Trust was just lost for so long.
-MOST_RISE, CUT_SECONDS = 1.02, 60.0
+# A rate ahead that is so many times that of now is a rise.
+MOST_RISE = 1.02
 LEAST_BURST_SECONDS = 30.0
 DRAIN_SECONDS = 45.0
 MOST_ADDED = 8
@@ -90,13 +98,14 @@ def recommended(situation: Situation, *, can_move_limits: bool) -> Recommendatio
 def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
     target, expected = situation.target, situation.forecast
     window = max(LEAST_BURST_SECONDS, situation.lead_seconds)
-    window += 0.001 * (target.targets.ttft_milliseconds or 0.0)
+    window += target.patience_seconds
     burst = BURST_DEVIATIONS * sqrt(expected.idc * expected.ahead / window)
     with_bursts = rate = expected.ahead + burst
     standing, why = 0.0, ""
-    if situation.load.late:
+    # A few that are late are those that may be, unless too many have been.
+    if situation.is_behind or (situation.load.late and situation.is_ttft_bad):
         waiting = queue(situation, found)
-        drained = waiting.left / DRAIN_SECONDS
+        drained = waiting.left / max(DRAIN_SECONDS, target.patience_seconds)
         rate = max(rate, expected.now + drained)
         if waiting.is_standing:
             standing, why = situation.supply.ready + drained / found.per_second, ", and a queue that stands"
@@ -117,8 +126,8 @@ def _is_hardly_more(situation: Situation, found: Sizing, rate: float) -> bool:
     """Whether a rate is so little more than replicas are trusted with, with nothing wrong, no rise foretold,
     and no trust just lost, which is to bring replicas. More than they can do it may not be."""
     load, desired, cut_at = situation.forecast, situation.supply.desired, situation.memory.kappa_cut_at
-    is_right = not situation.load.late and not situation.is_violated and load.ahead <= MOST_RISE * load.now
-    has_lost = cut_at is not None and situation.now - cut_at < CUT_SECONDS
+    is_right = not situation.is_behind and not situation.is_violated and load.ahead <= MOST_RISE * load.now
+    has_lost = cut_at is not None and situation.now - cut_at < EXPLAINED_SECONDS
     most = min(found.bound * desired, found.per_second * (desired + min(1.0, MOST_OVER * desired)))
     return is_right and not has_lost and rate <= most
 
@@ -127,22 +136,29 @@ def _after_dead_band(situation: Situation, found: Sizing, rate: float, number: i
     """The fewest replicas, from `number` up to those that there are, that could take more than this rate.
     With fewer to choose from, a gateway gives each of them more that come at once."""
 
-    def keeps(replica: Replica, fewer: int, share: float, more: float) -> bool:
-        if more > fewer * found.bound:
+    def keeps(replica: Replica, fewer: int, share: float, taken: float) -> bool:
+        if taken > fewer * found.bound:
             return False
-        if more <= fewer * found.kappa * found.least_per_second:
+        if taken <= fewer * found.kappa * found.least_per_second:
             return True
-        predicted = replica.latencies(more / fewer / found.kappa, found.capacity.limits, found.factors)
+        predicted = replica.latencies(taken / fewer / found.kappa, found.capacity.limits, found.factors)
         return replica.is_kept(predicted, situation.target, share)
 
     def takes(fewer: int) -> bool:
         replica = found.replica if found.replica.fleet == 1 else replace(found.replica, fleet=fewer)
-        more = rate * (1.0 + DEAD_BAND)
-        return keeps(replica, fewer, 1.0, more) and keeps(replica, fewer, MOST_USE, rate)
+        most = rate * (1.0 + _dead_band(found, fewer))
+        return keeps(replica, fewer, 1.0, most) and keeps(replica, fewer, MOST_USE, rate)
 
     # More replicas are never slower.
     wanted = range(max(1, number), situation.supply.desired)
     return wanted.start + bisect_left(wanted, True, key=takes)
+
+
+def _dead_band(found: Sizing, fewer: int) -> float:
+    """By what share the load may be higher for so many replicas. See the header."""
+    if found.drift is None:
+        return DEAD_BAND
+    return max(found.drift, DEAD_BAND * (1.0 + 1.0 / fewer) / 2.0)
 
 
 def bar(situation: Situation) -> str:
@@ -213,7 +229,7 @@ def highest(situation: Situation) -> int:
     before now."""
     found = situation.sizing
     numbers = [
-        number if found is None else ceil(number * min(1.0, then / found.told_per_second or 1.0) - ROUNDING)
+        number if found is None else ceil(number * min(1.0, then / found.usual_per_second or 1.0) - ROUNDING)
         for _, number, then in situation.memory.recommended
     ]
     if not numbers:

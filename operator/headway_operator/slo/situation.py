@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway_operator.samples import Limits, Sample
-from headway_operator.slo.evidence import Load, fresh_replicas
+from headway_operator.slo.evidence import RECENT_SECONDS, Load, fresh_replicas
 from headway_operator.slo.forecast import Forecast
 from headway_operator.slo.memory import Memory
 from headway_operator.slo.sizing import Sizing, lead_seconds
@@ -86,6 +86,28 @@ class Situation:
     def is_violated(self) -> bool:
         """Whether a promise is broken now."""
         return self.is_ttft_bad or self.is_tpot_bad
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether more are late than may be of all that came within the TTFT target, or just now."""
+        return self.load.late > self._num_allowed(self._longest_seconds)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether somebody is late; of a TTFT target that is longer than what counts as just now, more than
+        may be of those that came within it before. For a short one few are late at any moment, however many
+        are in the end."""
+        allowed = self._num_allowed(self._longest_seconds) - self._num_allowed(RECENT_SECONDS)
+        return self.load.late > allowed
+
+    @property
+    def _longest_seconds(self) -> float:
+        return max(RECENT_SECONDS, self.target.patience_seconds)
+
+    def _num_allowed(self, seconds: float) -> float:
+        """How many of all that came in these last seconds may be late."""
+        received = self.recent.totals(self.now - seconds, least=1).get("received", 0.0)
+        return (1.0 - self.target.percentile / 100.0) * received
 
     @property
     def is_whole(self) -> bool:

@@ -15,7 +15,7 @@ from math import ceil, exp, inf, log
 from typing import Any
 
 from headway_operator.samples import Limits
-from headway_operator.slo import histogram
+from headway_operator.slo import histogram, usual
 from headway_operator.slo.baselines import Baseline
 from headway_operator.slo.capacity import Replica, with_work
 from headway_operator.slo.forecast import Forecast, forecast, watched
@@ -70,7 +70,8 @@ LEAST_UTILIZATION, NEARLY_IDLE = 0.05, 0.2
 class Sizing:
     """What is known of a replica and of the load to come. pace: of steps, over what they are told to be.
     least_per_second: what a replica is taken to do, whatever is predicted of latencies. ceiling: the most
-    that one was seen to do."""
+    that one was seen to do. drift: how much more work requests usually bring than these minutes, over what
+    these bring, 0 at least; None while that is not known."""
 
     replica: Replica
     capacity: Capacity
@@ -79,12 +80,18 @@ class Sizing:
     pace: float = 1.0
     least_per_second: float = 0.0
     ceiling: float = inf
+    drift: float | None = None
 
     @property
     def told_per_second(self) -> float:
         """What the model tells of one replica, as far as it is trusted. No trust makes more places, memory or
         time."""
         return min(self.kappa * self.capacity.per_second, self.capacity.bound)
+
+    @property
+    def usual_per_second(self) -> float:
+        """The same where requests bring as much work as they usually do, if that is more than now."""
+        return self.told_per_second / (1.0 + (self.drift or 0.0))
 
     @property
     def bound(self) -> float:
@@ -155,8 +162,7 @@ def lead_seconds(memory: Memory) -> float:
 
 def expected(target: Target, memory: Memory, happened: Recent, now: float) -> Forecast:
     """The load when replicas asked for now are ready."""
-    patience = 0.001 * (target.targets.ttft_milliseconds or 0.0)
-    return forecast(memory.course, happened.arrivals, now, lead_seconds(memory), patience)
+    return forecast(memory.course, happened.arrivals, now, lead_seconds(memory), target.patience_seconds)
 
 
 def aimed_percent(target: Target, happened: Recent, now: float) -> float:
@@ -197,7 +203,8 @@ def sizing(target: Target, memory: Memory, happened: Recent, fleet: int, now: fl
     capacity = replace(capacity, per_second=per_second, limits=limits, bound=bound)
     known = memory.ceiling
     ceiling = inf if known is None else known.of(work, capacity.limits.max_num_seqs)
-    return Sizing(replica, capacity, factors, memory.kappa, slower, least, ceiling)
+    drift = usual.drift(memory.usual, replica, now)
+    return Sizing(replica, capacity, factors, memory.kappa, slower, least, ceiling, drift)
 
 
 def _with_guesses(

@@ -41,6 +41,11 @@ class Target:
     because: str = ""
     build: Build = UNKNOWN
 
+    @property
+    def patience_seconds(self) -> float:
+        """How long a first token may take; 0 without such a target."""
+        return 0.001 * (self.targets.ttft_milliseconds or 0.0)
+
     def bound_replicas(self, replicas: int) -> int:
         """The nearest allowed number of replicas."""
         if self.fixed_replicas is not None:

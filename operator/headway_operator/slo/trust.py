@@ -12,8 +12,8 @@ held against it twice. Promises kept give a hundredth a minute back, where enoug
 tell: time alone gives nothing, a quiet night says nothing of what a replica can do. For the same reason more
 trust than the model's own word, above 1, is won only while replicas do TRIED of what they are thought to do,
 and goes by a hundredth a minute while they do not: it was won under another load. All of it goes at once
-where replicas are thought enough, and yet more requests are late than may be of those that have just come:
-the misses of a crowd come all together.
+where replicas are thought enough, and yet more requests are late than may be of those that came within the
+TTFT target: the misses of a crowd come all together.
 While they do, and nobody is late, all trust comes back up to MOST_TIMES as fast, the less was missed over
 that time, from half of what may be missed down to nothing: an objective that is kept with much to spare is
 paid for with replicas.
@@ -55,7 +55,7 @@ def with_trust(situation: Situation) -> Memory:
     counted = situation.supply
     is_enough = situation.forecast.now <= counted.ready * found.per_second
     is_late = situation.load.late > 0
-    is_lost = memory.kappa > 1.0 and is_enough and _is_crowded(situation)
+    is_lost = memory.kappa > 1.0 and is_enough and situation.is_crowded
     if is_lost:
         memory = replace(memory, kappa=1.0, cut=None)
     memory = _with_excused(memory, situation, is_short=not is_enough or counted.pending > 0)
@@ -100,12 +100,6 @@ def _with_ceiling_times(factor: float, memory: Memory, found: Sizing) -> Memory:
         return memory
     least = min(seen.per_second, LEAST_KAPPA * found.capacity.per_second)
     return replace(memory, ceiling=replace(seen, per_second=max(least, factor * seen.per_second)))
-
-
-def _is_crowded(situation: Situation) -> bool:
-    """Whether more are late than may be of all that have just come."""
-    allowed = 1.0 - situation.target.percentile / 100.0
-    return situation.load.late > allowed * situation.load.received
 
 
 def _with_excused(memory: Memory, situation: Situation, *, is_short: bool) -> Memory:
