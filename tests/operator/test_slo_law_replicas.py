@@ -139,20 +139,6 @@ def test_a_burst_that_breaks_the_promise_counts_whole(build: Any) -> None:
     assert decision.replicas >= numbers["requests_per_second"] / CAPACITY
 
 
-@pytest.mark.parametrize(("broken", "is_seen"), [("", False), ("ttft", False), ("tpot", True)])
-def test_a_burst_may_wait_for_its_first_tokens_and_not_for_the_others(
-    build: Any, broken: str, *, is_seen: bool
-) -> None:
-    """For ten seconds twice as many have come; the target is a minute."""
-    fleet, later = Fleet(build, 4, 20.0), Fleet(build, 4, 40.0)
-    fleet.promise(Targets(60_000.0, 26.0))
-    later.violated(*filter(None, [broken]))
-    slices = (*fleet.slices()[:-2], *later.slices()[-2:])
-    fleet.slices = lambda: slices  # type: ignore[method-assign]
-    decision, _ = fleet.decide()
-    assert (decision.evidence["requests_per_second"] > 35.0) == is_seen
-
-
 @pytest.mark.parametrize(
     ("milliseconds", "window"), [(None, 60.0), (700.0, 60.7), (60_000.0, 120.0), (240_000.0, 300.0)]
 )
@@ -200,36 +186,19 @@ def test_none_is_added_for_a_rate_that_is_hardly_more_than_replicas_are_trusted_
     assert found is not None, decision.message
     assert 1.0 < float(found[1]) / float(found[2]) / 4.0 < 1.05
     assert decision.replicas == (5 if broken else 4)
-
-
-@pytest.mark.parametrize(
-    ("missed", "load", "want"),
-    [
-        pytest.param(0, 4.2, 4, id="nothing missed"),
-        pytest.param(0, 4.4, 5, id="nothing missed, and a tenth more"),
-        pytest.param(110, 4.0, 4, id="half of what may be missed"),
-        pytest.param(110, 4.2, 5, id="half of it, and more than a twentieth more"),
-    ],
-)
-def test_a_tenth_more_is_hardly_more_where_nothing_was_missed(
-    build: Any, missed: int, load: float, want: int
-) -> None:
-    fleet = Fleet(build, 4, load * CAPACITY)
-    fleet.totals["ttft_missed"] = missed
-    assert fleet.decide()[0].replicas == want
+    assert Fleet(build, 4, 4.3 * CAPACITY).decide()[0].replicas == 5
 
 
 @pytest.mark.parametrize(
     ("late", "percentile", "milliseconds", "want"),
     [
-        pytest.param(48, 95, 700.0, 4, id="no more than may be"),
-        pytest.param(52, 95, 700.0, 5, id="more than may be"),
-        pytest.param(48, 99, 700.0, 5, id="more than may be of a higher percentile"),
-        pytest.param(288, 95, 60_000.0, 4, id="no more than may be of all that came meanwhile"),
-        pytest.param(312, 95, 60_000.0, 5, id="more than that"),
+        pytest.param(4, 95, 700.0, 5, id="anybody where the target is short"),
+        pytest.param(240, 95, 60_000.0, 4, id="no more than may be of those that came before"),
+        pytest.param(264, 95, 60_000.0, 5, id="more than that"),
+        pytest.param(60, 99, 60_000.0, 5, id="more than that of a higher percentile"),
     ],
 )
-def test_a_queue_is_drained_only_where_more_are_late_than_may_be(
+def test_a_queue_is_drained_where_more_are_late_than_may_be(
     build: Any, late: int, percentile: int, milliseconds: float, want: int
 ) -> None:
     """A thousand requests came in the last ten seconds, and as many in the ten before, and so on."""
@@ -245,14 +214,14 @@ def test_a_queue_is_drained_only_where_more_are_late_than_may_be(
 
 def test_a_queue_of_which_few_are_late_is_drained_where_too_many_were(build: Any) -> None:
     """All have just missed the target, and so few wait for longer at any one moment."""
-    for missed, want in (((), 4), (("ttft",), 8)):
+    for missed, want in (((), 4), (("ttft",), 7)):
         fleet = Fleet(build, 4, 3.8 * CAPACITY)
         fleet.totals |= {"received": 5000, "ttft_met": 400_000}
         fleet.promise(Targets(64_000.0, 26.0))
         fleet.violated(*missed)
-        fleet.gauges |= {"waiting": 379, "oldest_waiting_seconds": 66.0}
+        fleet.gauges |= {"waiting": 320, "oldest_waiting_seconds": 66.0}
         decision, _ = fleet.decide()
-        assert 0 < decision.evidence["late"] < 0.05 * 5000 * 60 / 300
+        assert 0 < decision.evidence["late"] < 0.05 * 5000 * 54 / 300
         assert decision.replicas == want
 
 

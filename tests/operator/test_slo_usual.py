@@ -1,0 +1,125 @@
+"""What requests usually bring, and what of it a removal leaves room for."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pytest
+from tests.operator.law_fleet import CAPACITY, MODEL, NOW, Fleet
+
+from headway_operator.slo import Memory
+from headway_operator.slo.capacity import Replica
+from headway_operator.slo.predictions import Workload
+from headway_operator.slo.usual import USUAL_SECONDS, Usual, drift, with_latest
+
+WORK = Workload(1000.0, 2e6, 200.0, 1200.0, 0.0, 1000.0)
+LONG_AGO = NOW - 2.0 * USUAL_SECONDS
+
+
+def times(factor: float) -> Workload:
+    """Prompts and answers so many times as long."""
+    return replace(WORK, prompt=factor * WORK.prompt, answer=factor * WORK.answer)
+
+
+def replica(work: Workload) -> Replica:
+    return Replica(MODEL, work, 95.0, 1)
+
+
+def test_it_is_the_mean_over_time_whatever_passes_are_apart() -> None:
+    random = Random(1)
+    passes = [(now := 0.0, 1.0)]
+    while now < USUAL_SECONDS - 60.0:
+        now += random.uniform(2.0, 40.0)
+        passes.append((now, random.uniform(0.5, 2.0)))
+    usual: Usual | None = None
+    for at, factor in passes:
+        usual = with_latest(usual, times(factor), at)
+    steps = pairwise(passes)
+    mean = sum((after - before) * factor for (before, _), (after, factor) in steps) / now
+    assert usual is not None
+    assert usual.workload.prompt == pytest.approx(mean * WORK.prompt)
+    assert usual.workload.answer == pytest.approx(mean * WORK.answer)
+
+
+def test_what_was_long_ago_is_forgotten() -> None:
+    usual: Usual | None = None
+    for at in range(0, 3000, 5):
+        usual = with_latest(usual, times(2.0 if at < 1200 else 1.0), float(at))
+        if at == 1195:
+            assert usual.workload.prompt == pytest.approx(2.0 * WORK.prompt)
+    assert usual is not None
+    assert 1.0 < usual.workload.prompt / WORK.prompt < 1.06
+
+
+def test_a_night_without_requests_counts_for_no_more_than_a_minute() -> None:
+    usual = with_latest(Usual(WORK, 0.0, 2000.0), times(2.0), 40_000.0)
+    assert usual.workload.prompt == pytest.approx(1.1 * WORK.prompt)
+
+
+@pytest.mark.parametrize(
+    ("since", "usually", "want"),
+    [
+        pytest.param(NOW - USUAL_SECONDS + 1.0, 1.3, None, id="not known for long enough"),
+        pytest.param(LONG_AGO, 1.3, 0.3, id="more than now"),
+        pytest.param(LONG_AGO, 0.7, 0.0, id="less than now"),
+    ],
+)
+def test_drift(since: float, usually: float, want: float | None) -> None:
+    found = drift(Usual(times(usually), since, NOW), replica(WORK), NOW)
+    assert found == (None if want is None else pytest.approx(want))
+    assert drift(None, replica(WORK), NOW) is None
+
+
+def with_usual(fleet: Fleet, usually: float) -> Fleet:
+    fleet.memory = replace(fleet.memory, usual=Usual(times(usually), LONG_AGO, NOW - 5.0))
+    return fleet
+
+
+def most_taken(build: Any, ready: int, usually: float | None) -> float:
+    """The highest rate for which one replica fewer is recommended, over what it would be trusted with."""
+    low, high = 0.5, 1.2
+    for _ in range(12):
+        middle = (low + high) / 2.0
+        fleet = Fleet(build, ready, middle * (ready - 1) * CAPACITY)
+        decision, _ = (fleet if usually is None else with_usual(fleet, usually)).decide()
+        is_less = decision.evidence["recommended_replicas"] < ready
+        low, high = (middle, high) if is_less else (low, middle)
+    return low
+
+
+def test_the_dead_band_is_divided_by_those_that_are_left_once_the_usual_is_known(build: Any) -> None:
+    for ready in (2, 20):
+        unknown, known = (most_taken(build, ready, one) for one in (None, 1.0))
+        assert known == pytest.approx(unknown, rel=0.002) if ready == 2 else known > 1.03 * unknown
+
+
+@pytest.mark.parametrize("ready", [2, 8])
+def test_fewer_must_be_able_to_take_what_is_usual(build: Any, ready: int) -> None:
+    plain, light, heavy = (most_taken(build, ready, one) for one in (1.0, 0.6, 1.3))
+    assert light == plain, "a spell that is heavier than usual is what it is"
+    assert heavy / plain == pytest.approx((1.0 + 0.05 * (1.0 + 1.0 / (ready - 1))) / 1.3, rel=0.04)
+
+
+def test_a_lighter_spell_does_not_undo_what_was_recommended_before_it(build: Any) -> None:
+    """Four were called for, each for 3 requests/s: by what one does now, two would have done. What one does of
+    usual requests has not changed."""
+    for usually, want in ((1.0, 3), (2.0, 4)):
+        fleet = with_usual(Fleet(build, 4, 4.0), usually)
+        fleet.memory = replace(
+            fleet.memory, recommended=tuple((NOW - 10.0 * k, 4, 3.0) for k in range(29, 0, -1))
+        )
+        assert fleet.decide()[0].replicas == want
+
+
+def test_it_is_told_and_outlives_a_restart(build: Any) -> None:
+    decision, memory = with_usual(Fleet(build), 1.25).decide()
+    assert decision.evidence["usual_work"] == pytest.approx(1.25, abs=0.01)
+    assert memory.usual is not None
+    assert memory.usual.at == NOW
+    assert 1.2 * WORK.prompt < memory.usual.workload.prompt < 1.25 * WORK.prompt
+    written = json.loads(json.dumps(memory.to_dict()))
+    assert Memory.from_dict(written, NOW).usual == memory.usual
+    del written["usual"]
+    assert Memory.from_dict(written, NOW).usual is None, "of an earlier version"
