@@ -103,7 +103,7 @@ def test_fewer_must_be_able_to_take_what_is_usual(build: Any, ready: int) -> Non
 
 
 def test_a_lighter_spell_does_not_undo_what_was_recommended_before_it(build: Any) -> None:
-    """Four were called for, each for 3 requests/s: by what one does now, two would have done. What one does of
+    """Four were called for, each for 3 requests/s: by what one does now, two would do. What one does of
     usual requests has not changed."""
     for usually, want in ((1.0, 3), (2.0, 4)):
         fleet = with_usual(Fleet(build, 4, 4.0), usually)
