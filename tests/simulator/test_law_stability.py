@@ -249,6 +249,22 @@ def test_a_load_near_what_a_number_can_do_does_not_flap(build: Any, rate: float)
     assert reversals(high - low for _, low, high in course.moves()) <= 1
 
 
+@pytest.mark.parametrize(
+    ("seconds", "want"), [pytest.param(300, 2, id="over soon"), pytest.param(1500, 1, id="lasting")]
+)
+def test_a_spell_of_light_requests_removes_none_until_it_is_what_is_usual(
+    build: Any, seconds: int, want: int
+) -> None:
+    """Two replicas have served the same rate for a quarter of an hour; now each request brings six tenths."""
+    heavy = build.steps((900, 2.2))
+    light = build.steps((seconds, 2.2), prompt=240, output=30, seed=2)
+    later = [replace(one, at_seconds=900.0 + one.at_seconds) for one in light.arrivals]
+    load = replace(heavy, arrivals=(*heavy.arrivals, *later), duration_seconds=900.0 + seconds)
+    course = build.course(load, build.slow(initial_replicas=2))
+    course.run()
+    assert course.decisions[-1].replicas == want, course.moves()
+
+
 def test_a_removal_that_is_regretted_makes_the_next_one_wait(build: Any) -> None:
     """A load that comes for two minutes of each six: two replicas, one, two, and then two for longer."""
     waves = [(240.0, 0.5), (120.0, 1.6)] * 5
