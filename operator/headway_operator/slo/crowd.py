@@ -77,7 +77,10 @@ def with_revision(memory: Memory, observed: Observed) -> Memory:
     newest = max(observed.revisions, key=lambda one: one.created_at, default=None)
     if newest is None or newest.hash == memory.revision:
         return memory
-    return replace(memory, revision=newest.hash, ceiling=None if memory.revision else memory.ceiling)
+    if not memory.revision:
+        return replace(memory, revision=newest.hash)
+    # Another model may count the same prompts otherwise.
+    return replace(memory, revision=newest.hash, ceiling=None, usual=None)
 
 
 @dataclass(frozen=True, slots=True)

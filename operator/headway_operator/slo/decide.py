@@ -34,7 +34,7 @@ from headway_operator.slo.patience import with_calm, with_raise, with_removal, w
 from headway_operator.slo.schedule import scheduled
 from headway_operator.slo.sick import sick
 from headway_operator.slo.situation import Situation, supply
-from headway_operator.slo.sizing import calibrated, expected, lead_seconds, sizing, with_learning
+from headway_operator.slo.sizing import calibrated, expected, lead_seconds, sizing, with_learning, workload
 from headway_operator.slo.sleep import fall_asleep, is_idle, wake, with_idleness, with_parked
 from headway_operator.slo.slices import without_exact
 from headway_operator.slo.target import Target
@@ -110,7 +110,7 @@ def _situation(
         if memory.workload is None:
             # What was recommended without a model says nothing of what a replica can do; yet what there is
             # goes no sooner than if it had been recommended now.
-            memory = replace(memory, recommended=((now, counted.desired, found.usual_per_second),))
+            memory = replace(memory, recommended=((now, counted.desired, found.told_per_second),))
         settled_at = max(settled_at, memory.replicas_lowered_at or 0.0)
         if memory.late_at is not None:
             # Nor is learnt from answers that began in a crowd.
@@ -118,8 +118,9 @@ def _situation(
         is_quiet = not now_load.late and not counted.unsampled and not ill
         if is_quiet:
             memory = calibrated(memory, happened, found, limits, counted.ready, settled_at, now)
-        work = found.replica.workload
-        memory = replace(memory, workload=work, usual=with_latest(memory.usual, work, now))
+        memory = replace(memory, workload=found.replica.workload)
+        if workload(happened, now) is not None:
+            memory = replace(memory, usual=with_latest(memory.usual, found.replica.workload, now))
     situation = Situation(
         target=target,
         memory=memory,
@@ -190,7 +191,7 @@ def _with_recommendation(situation: Situation, number: int) -> Memory:
     memory, now = situation.memory, situation.now
     since = now - replicas.looked_back_seconds(situation)
     kept = tuple(one for one in memory.recommended if one[0] > since)
-    per_second = situation.sizing.usual_per_second if situation.sizing is not None else 0.0
+    per_second = situation.sizing.told_per_second if situation.sizing is not None else 0.0
     if kept and now - kept[-1][0] < RECOMMENDATION_SECONDS:
         at, highest, _ = kept[-1]
         last = (at, number, per_second) if number > highest else kept[-1]

@@ -42,7 +42,7 @@ def _learnt(situation: Situation, found: Sizing) -> dict[str, float]:
         "step_residual": round(situation.memory.fit.residual, 4),
         "prompt_cost_per_request": round(work.prompt, 1),
         "generated_tokens_per_request": round(work.answer, 1),
-        "usual_work": round(1.0 + (found.drift or 0.0), 3),
+        **({} if found.drift is None else {"usual_work": round(1.0 + found.drift, 3)}),
         "capacity_per_second": round(found.capacity.per_second, 4),
         "trusted_per_second": round(found.per_second, 4),
         "kappa": round(situation.memory.kappa, 4),

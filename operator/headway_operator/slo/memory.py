@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
 from headway_operator.samples import Limits, Targets
@@ -130,7 +130,7 @@ class Memory:
             "workload": None if work is None else [getattr(work, name) for name in _WORKLOAD_FIELDS],
             # Beside these, which earlier versions read.
             "workload_tokens": 0.0 if work is None else work.tokens,
-            "usual": None if usual is None else [usual.since, usual.at, *astuple(usual.workload)],
+            "usual": None if usual is None else asdict(usual),
             "factors": list(astuple(self.factors)),
             "ceiling": None if self.ceiling is None else list(astuple(self.ceiling)),
             "course": self.course.to_dict(),
@@ -168,7 +168,7 @@ class Memory:
             # In those of earlier versions the numbers are of passes, 20 at most: soon made up for.
             factors=Factors(*data["factors"]),
             # Checkpoints of earlier versions have none of these.
-            usual=None if data.get("usual") is None else _usual(*data["usual"]),
+            usual=None if data.get("usual") is None else _usual(data["usual"]),
             ceiling=None if data.get("ceiling") is None else Ceiling(*data["ceiling"]),
             course=Course.from_dict(data["course"]),
             starts=tuple((at, seconds) for at, seconds in data["starts"]),
@@ -204,8 +204,9 @@ def _workload(numbers: Sequence[float], tokens: float) -> Workload:
     return Workload(**dict(zip(_WORKLOAD_FIELDS, numbers, strict=True)), tokens=tokens)
 
 
-def _usual(since: float, at: float, *numbers: float) -> Usual:
-    return Usual(Workload(*numbers), since, at)
+def _usual(data: Mapping[str, Any]) -> Usual:
+    numbers = {name: data["workload"][name] for name in (*_WORKLOAD_FIELDS, "tokens")}
+    return Usual(Workload(**numbers), data["seconds"], data["at"])
 
 
 def _pair(limits: Limits | None) -> list[int] | None:

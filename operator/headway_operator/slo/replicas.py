@@ -17,11 +17,11 @@ Below what there is, a dead band holds: fewer are recommended only if they could
 load as it is within MOST_USE of the targets, which are not known better than that. It is a share of the rate
 above all: under a target close to the latency of an idle replica, a tenth of that is a third of what a
 replica can do. Once it is known what requests usually bring (`usual`), half of the band is for the step from
-the load that was measured to the one that is predicted, and so is divided by those that are left; and where
-requests usually bring more work than now, by a larger share than the band, fewer must be able to take that.
-Above what there is, none is added for a rate that is no more than MOST_OVER higher than replicas are trusted
-with, while no more are late than may be, no promise is broken and no rise foretold: one that goes up and
-down with noise would be started in vain.
+the load of a replica that was measured to the one that is predicted: of it there is as much as the step is,
+and the whole where a replica's load doubles. And where requests usually bring more work than now, by a larger
+share than the band, the band is that share. Above what there is, none is added for a rate that is no more
+than MOST_OVER higher than replicas are trusted with, while no more are late than may be, no promise is broken
+and no rise foretold: one that goes up and down with noise would be started in vain.
 
 Up at once: at most MOST_ADDED per decision, and no more than doubled, or FEW_ADDED if that is more. What is
 pending counts as there until its deadline, so nothing is asked for twice; past it, it counts as absent, and
@@ -102,10 +102,10 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
     burst = BURST_DEVIATIONS * sqrt(expected.idc * expected.ahead / window)
     with_bursts = rate = expected.ahead + burst
     standing, why = 0.0, ""
-    # A few that are late are those that may be, unless too many have been.
+    # Late are no more than may be, under a long target, unless TTFT is broken.
     if situation.is_behind or (situation.load.late and situation.is_ttft_bad):
         waiting = queue(situation, found)
-        drained = waiting.left / max(DRAIN_SECONDS, target.patience_seconds)
+        drained = waiting.left / _drain_seconds(situation)
         rate = max(rate, expected.now + drained)
         if waiting.is_standing:
             standing, why = situation.supply.ready + drained / found.per_second, ", and a queue that stands"
@@ -146,7 +146,7 @@ def _after_dead_band(situation: Situation, found: Sizing, rate: float, number: i
 
     def takes(fewer: int) -> bool:
         replica = found.replica if found.replica.fleet == 1 else replace(found.replica, fleet=fewer)
-        most = rate * (1.0 + _dead_band(found, fewer))
+        most = rate * (1.0 + _dead_band(situation, found, fewer))
         return keeps(replica, fewer, 1.0, most) and keeps(replica, fewer, MOST_USE, rate)
 
     # More replicas are never slower.
@@ -154,11 +154,12 @@ def _after_dead_band(situation: Situation, found: Sizing, rate: float, number: i
     return wanted.start + bisect_left(wanted, True, key=takes)
 
 
-def _dead_band(found: Sizing, fewer: int) -> float:
+def _dead_band(situation: Situation, found: Sizing, fewer: int) -> float:
     """By what share the load may be higher for so many replicas. See the header."""
     if found.drift is None:
         return DEAD_BAND
-    return max(found.drift, DEAD_BAND * (1.0 + 1.0 / fewer) / 2.0)
+    step = min(1.0, situation.supply.desired / fewer - 1.0)
+    return max(found.drift, DEAD_BAND * (1.0 + step) / 2.0)
 
 
 def bar(situation: Situation) -> str:
@@ -267,5 +268,12 @@ def for_waiting(situation: Situation) -> int:
     places = 2 * max(1, situation.limits.max_num_seqs)
     number = ceil(situation.load.waiting / places)
     if situation.sizing is not None:
-        number = max(number, ceil(situation.load.waiting / DRAIN_SECONDS / situation.sizing.per_second))
+        number = max(
+            number, ceil(situation.load.waiting / _drain_seconds(situation) / situation.sizing.per_second)
+        )
     return situation.target.bound_replicas(max(1, min(MOST_ADDED, number)))
+
+
+def _drain_seconds(situation: Situation) -> float:
+    """In what time a queue is to be gone."""
+    return max(DRAIN_SECONDS, situation.target.patience_seconds)

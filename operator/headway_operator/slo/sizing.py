@@ -90,7 +90,7 @@ class Sizing:
 
     @property
     def usual_per_second(self) -> float:
-        """The same where requests bring as much work as they usually do, if that is more than now."""
+        """The same, less by as much as requests usually bring more work than now."""
         return self.told_per_second / (1.0 + (self.drift or 0.0))
 
     @property
@@ -203,7 +203,7 @@ def sizing(target: Target, memory: Memory, happened: Recent, fleet: int, now: fl
     capacity = replace(capacity, per_second=per_second, limits=limits, bound=bound)
     known = memory.ceiling
     ceiling = inf if known is None else known.of(work, capacity.limits.max_num_seqs)
-    drift = usual.drift(memory.usual, replica, now)
+    drift = usual.drift(memory.usual, replica)
     return Sizing(replica, capacity, factors, memory.kappa, slower, least, ceiling, drift)
 
 

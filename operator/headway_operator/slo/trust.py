@@ -12,8 +12,8 @@ held against it twice. Promises kept give a hundredth a minute back, where enoug
 tell: time alone gives nothing, a quiet night says nothing of what a replica can do. For the same reason more
 trust than the model's own word, above 1, is won only while replicas do TRIED of what they are thought to do,
 and goes by a hundredth a minute while they do not: it was won under another load. All of it goes at once
-where replicas are thought enough, and yet more requests are late than may be of those that came within the
-TTFT target: the misses of a crowd come all together.
+where replicas are thought enough, and yet more requests are late than may be of all that came within the TTFT
+target, or ten seconds if that is longer: the misses of a crowd come all together.
 While they do, and nobody is late, all trust comes back up to MOST_TIMES as fast, the less was missed over
 that time, from half of what may be missed down to nothing: an objective that is kept with much to spare is
 paid for with replicas.
