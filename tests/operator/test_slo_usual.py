@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from itertools import pairwise
+from math import sqrt
 from random import Random
 from typing import Any
 
@@ -15,7 +16,7 @@ from headway_operator.slo.predictions import Workload
 from headway_operator.slo.usual import USUAL_SECONDS, Usual, drift, with_latest
 
 WORK = Workload(1000.0, 2e6, 200.0, 1200.0, 0.0, 1000.0)
-LONG_AGO = NOW - 2.0 * USUAL_SECONDS
+LONG = 2.0 * USUAL_SECONDS
 
 
 def times(factor: float) -> Workload:
@@ -53,46 +54,87 @@ def test_what_was_long_ago_is_forgotten() -> None:
     assert 1.0 < usual.workload.prompt / WORK.prompt < 1.06
 
 
-def test_a_night_without_requests_counts_for_no_more_than_a_minute() -> None:
-    usual = with_latest(Usual(WORK, 0.0, 2000.0), times(2.0), 40_000.0)
-    assert usual.workload.prompt == pytest.approx(1.1 * WORK.prompt)
+def test_a_night_without_requests_changes_nothing(build: Any) -> None:
+    """There are passes all night long; what came last was twice as long as usual."""
+    fleet = with_usual(Fleet(build), 0.5)
+    _, memory = fleet.decide()
+    known = memory.usual
+    assert known is not None
+    assert known.workload.prompt > 0.5 * WORK.prompt
+    for at in range(0, 3600, 20):
+        _, memory = fleet.decided_with(replace(memory, slices=()), NOW + at)
+    assert memory.usual == known
+    assert memory.workload is not None
+    later = with_latest(known, times(2.0), NOW + 3600.0)
+    assert later.seconds == known.seconds + 60.0, "the first pass of the morning counts as a minute"
+
+
+def test_a_clock_that_was_set_back_stops_nothing(build: Any) -> None:
+    fleet = with_usual(Fleet(build), 1.5)
+    _, memory = fleet.decide()
+    _, after = fleet.decided_with(memory, NOW - 7200.0)
+    assert after.usual == memory.usual, "no request of that time is known"
+    assert memory.usual is not None
+    usual = with_latest(memory.usual, WORK, NOW - 7200.0)
+    assert usual == replace(memory.usual, at=NOW - 7200.0)
+    assert with_latest(usual, WORK, NOW - 7170.0).workload.prompt < usual.workload.prompt
+
+
+def test_a_new_revision_begins_anew(build: Any) -> None:
+    fleet = with_usual(Fleet(build), 1.5)
+    fleet.memory = replace(fleet.memory, revision="another")
+    _, memory = fleet.decide()
+    assert memory.usual == Usual(memory.workload, 0.0, NOW)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("since", "usually", "want"),
+    ("seconds", "usually", "want"),
     [
-        pytest.param(NOW - USUAL_SECONDS + 1.0, 1.3, None, id="not known for long enough"),
-        pytest.param(LONG_AGO, 1.3, 0.3, id="more than now"),
-        pytest.param(LONG_AGO, 0.7, 0.0, id="less than now"),
+        pytest.param(USUAL_SECONDS - 1.0, 1.3, None, id="not known for long enough"),
+        pytest.param(LONG, 1.3, 0.3, id="more than now"),
+        pytest.param(LONG, 0.7, 0.0, id="less than now"),
     ],
 )
-def test_drift(since: float, usually: float, want: float | None) -> None:
-    found = drift(Usual(times(usually), since, NOW), replica(WORK), NOW)
+def test_drift(seconds: float, usually: float, want: float | None) -> None:
+    found = drift(Usual(times(usually), seconds, NOW), replica(WORK))
     assert found == (None if want is None else pytest.approx(want))
-    assert drift(None, replica(WORK), NOW) is None
+    assert drift(None, replica(WORK)) is None
 
 
 def with_usual(fleet: Fleet, usually: float) -> Fleet:
-    fleet.memory = replace(fleet.memory, usual=Usual(times(usually), LONG_AGO, NOW - 5.0))
+    fleet.memory = replace(fleet.memory, usual=Usual(times(usually), LONG, NOW - 5.0))
     return fleet
 
 
-def most_taken(build: Any, ready: int, usually: float | None) -> float:
-    """The highest rate for which one replica fewer is recommended, over what it would be trusted with."""
+def most_taken(build: Any, ready: int, usually: float | None, left: int | None = None) -> float:
+    """The highest rate for which no more than so many are recommended (else one fewer than there are), over
+    what they would be trusted with."""
+    left = left or ready - 1
     low, high = 0.5, 1.2
-    for _ in range(12):
+    for _ in range(14):
         middle = (low + high) / 2.0
-        fleet = Fleet(build, ready, middle * (ready - 1) * CAPACITY)
+        fleet = Fleet(build, ready, middle * left * CAPACITY)
         decision, _ = (fleet if usually is None else with_usual(fleet, usually)).decide()
-        is_less = decision.evidence["recommended_replicas"] < ready
+        is_less = decision.evidence["recommended_replicas"] <= left
         low, high = (middle, high) if is_less else (low, middle)
     return low
 
 
-def test_the_dead_band_is_divided_by_those_that_are_left_once_the_usual_is_known(build: Any) -> None:
-    for ready in (2, 20):
-        unknown, known = (most_taken(build, ready, one) for one in (None, 1.0))
-        assert known == pytest.approx(unknown, rel=0.002) if ready == 2 else known > 1.03 * unknown
+@pytest.mark.parametrize(
+    ("ready", "left", "band"),
+    [(2, 1, 0.1), (3, 2, 0.075), (20, 19, 0.05 + 0.05 / 19), (20, 10, 0.1), (20, 5, 0.1)],
+)
+def test_half_of_the_dead_band_is_as_large_as_the_step_once_the_usual_is_known(
+    build: Any, ready: int, left: int, band: float
+) -> None:
+    """Bursts are added to the rate: of the same band, the same is left of it."""
+    unknown, known = (most_taken(build, ready, one, left) for one in (None, 1.0))
+
+    def with_burst(share: float) -> float:
+        rate = share * left * CAPACITY
+        return rate + 1.3 * sqrt(rate / 60.7)
+
+    assert with_burst(known) / with_burst(unknown) == pytest.approx(1.1 / (1.0 + band), rel=0.003)
 
 
 @pytest.mark.parametrize("ready", [2, 8])
@@ -111,6 +153,18 @@ def test_a_lighter_spell_does_not_undo_what_was_recommended_before_it(build: Any
             fleet.memory, recommended=tuple((NOW - 10.0 * k, 4, 3.0) for k in range(29, 0, -1))
         )
         assert fleet.decide()[0].replicas == want
+
+
+def test_what_a_light_spell_called_for_stands_when_it_is_what_is_usual(build: Any) -> None:
+    """They were counted by what one does of light requests, which it does now as well."""
+    fleet = with_usual(Fleet(build, 6, 5.5 * CAPACITY), 1.5)
+    decision, memory = fleet.decide()
+    assert decision.evidence["recommended_replicas"] == 6
+    _, number, told = memory.recommended[-1]
+    history = tuple((NOW - 10.0 * k, number, told) for k in range(29, 0, -1))
+    later = with_usual(Fleet(build, 6, 2.0 * CAPACITY), 1.0)
+    later.memory = replace(later.memory, recommended=history)
+    assert later.decide()[0].replicas == 6
 
 
 def test_it_is_told_and_outlives_a_restart(build: Any) -> None:
