@@ -189,6 +189,20 @@ def test_none_is_added_for_a_rate_that_is_hardly_more_than_replicas_are_trusted_
     assert Fleet(build, 4, 4.3 * CAPACITY).decide()[0].replicas == 5
 
 
+def test_a_few_late_ones_of_many_who_may_wait_long_do_not_make_it_more(build: Any) -> None:
+    for milliseconds, want in ((700.0, 5), (60_000.0, 4)):
+        fleet = Fleet(build, 4, 4.04 * CAPACITY if want == 4 else 4.0 * CAPACITY)
+        fleet.totals["received"] = 6000.0
+        fleet.promise(Targets(milliseconds, 26.0))
+        fleet.gauges |= {"waiting": 2, "oldest_waiting_seconds": 600.0}
+        decision, _ = fleet.decide()
+        found = re.search(r"([\d.]+) requests/s expected, ([\d.]+) per replica", decision.message)
+        assert found is not None, decision.message
+        assert 1.0 < float(found[1]) / float(found[2]) / 4.0 < 1.05
+        assert 0 < decision.evidence["late"] < 50
+        assert decision.replicas == want
+
+
 @pytest.mark.parametrize(
     ("late", "percentile", "milliseconds", "want"),
     [

@@ -216,6 +216,21 @@ def test_as_many_as_may_be_late_take_no_trust(fleet: Fleet) -> None:
     assert memory.kappa == pytest.approx(1.1)
 
 
+@pytest.mark.parametrize(("milliseconds", "want"), [(700.0, 1.0), (60_000.0, 1.1)])
+def test_of_those_who_may_wait_long_more_may_be_late_at_any_time(
+    fleet: Fleet, milliseconds: float, want: float
+) -> None:
+    """A hundred came in ten seconds, and six hundred in a minute."""
+    fleet.per_second = 4 * CAPACITY
+    fleet.promise(Targets(milliseconds, 26.0))
+    fleet.memory = replace(fleet.memory, kappa=1.1, kappa_at=NOW - 60.0)
+    fleet.totals["received"] = 3000.0
+    fleet.gauges |= {"waiting": 4, "oldest_waiting_seconds": 600.0}
+    decision, memory = fleet.decide()
+    assert 5 < decision.evidence["late"] <= 25
+    assert memory.kappa == pytest.approx(want)
+
+
 def test_trust_that_was_lost_to_a_crowd_is_not_taken_back_with_an_earlier_cut(fleet: Fleet) -> None:
     now_told = fleet.decide()[0].evidence["capacity_per_second"]
     cut = Cut(1.08, 0.972, 1.2 * now_told)
