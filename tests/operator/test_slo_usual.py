@@ -144,29 +144,6 @@ def test_fewer_must_be_able_to_take_what_is_usual(build: Any, ready: int) -> Non
     assert heavy / plain == pytest.approx((1.0 + 0.05 * (1.0 + 1.0 / (ready - 1))) / 1.3, rel=0.04)
 
 
-def test_a_lighter_spell_does_not_undo_what_was_recommended_before_it(build: Any) -> None:
-    """Four were called for, each for 3 requests/s: by what one does now, two would do. What one does of
-    usual requests has not changed."""
-    for usually, want in ((1.0, 3), (2.0, 4)):
-        fleet = with_usual(Fleet(build, 4, 4.0), usually)
-        fleet.memory = replace(
-            fleet.memory, recommended=tuple((NOW - 10.0 * k, 4, 3.0) for k in range(29, 0, -1))
-        )
-        assert fleet.decide()[0].replicas == want
-
-
-def test_what_a_light_spell_called_for_stands_when_it_is_what_is_usual(build: Any) -> None:
-    """They were counted by what one does of light requests, which it does now as well."""
-    fleet = with_usual(Fleet(build, 6, 5.5 * CAPACITY), 1.5)
-    decision, memory = fleet.decide()
-    assert decision.evidence["recommended_replicas"] == 6
-    _, number, told = memory.recommended[-1]
-    history = tuple((NOW - 10.0 * k, number, told) for k in range(29, 0, -1))
-    later = with_usual(Fleet(build, 6, 2.0 * CAPACITY), 1.0)
-    later.memory = replace(later.memory, recommended=history)
-    assert later.decide()[0].replicas == 6
-
-
 def test_it_is_told_and_outlives_a_restart(build: Any) -> None:
     decision, memory = with_usual(Fleet(build), 1.25).decide()
     assert decision.evidence["usual_work"] == pytest.approx(1.25, abs=0.01)

@@ -26,7 +26,7 @@ and no rise foretold: one that goes up and down with noise would be started in v
 Up at once: at most MOST_ADDED per decision, and no more than doubled, or FEW_ADDED if that is more. What is
 pending counts as there until its deadline, so nothing is asked for twice; past it, it counts as absent, and
 one more is asked for in its stead, once. Down: to the highest recommendation of the time looked back (where
-a replica is known to do more of what is usual now than it was thought to do then, so many fewer), but for
+a replica is known to do more now than it was thought to do then, so many fewer), but for
 one in MOMENTS of them, MOST_MOMENTS at most: no replica is kept for a surge that is over before one could
 start. One replica or a tenth at a time, and only while every replica and gateway gives samples. Replicas
 that found no place or are past their deadline give none and serve nobody: they hold no removal back, and
@@ -230,7 +230,7 @@ def highest(situation: Situation) -> int:
     before now."""
     found = situation.sizing
     numbers = [
-        number if found is None else ceil(number * min(1.0, then / found.usual_per_second or 1.0) - ROUNDING)
+        number if found is None else ceil(number * min(1.0, then / found.told_per_second or 1.0) - ROUNDING)
         for _, number, then in situation.memory.recommended
     ]
     if not numbers:

@@ -89,11 +89,6 @@ class Sizing:
         return min(self.kappa * self.capacity.per_second, self.capacity.bound)
 
     @property
-    def usual_per_second(self) -> float:
-        """The same, less by as much as requests usually bring more work than now."""
-        return self.told_per_second / (1.0 + (self.drift or 0.0))
-
-    @property
     def bound(self) -> float:
         """Requests that one replica cannot do more of, whatever the latencies."""
         return min(self.capacity.bound, self.ceiling)
