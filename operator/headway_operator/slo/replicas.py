@@ -16,12 +16,10 @@ longer.
 Below what there is, a dead band holds: fewer are recommended only if they could take DEAD_BAND more, and the
 load as it is within MOST_USE of the targets, which are not known better than that. It is a share of the rate
 above all: under a target close to the latency of an idle replica, a tenth of that is a third of what a
-replica can do. Once it is known what requests usually bring (`usual`), half of the band is for the step from
-the load of a replica that was measured to the one that is predicted: of it there is as much as the step is,
-and the whole where a replica's load doubles. And where requests usually bring more work than now, by a larger
-share than the band, the band is that share. Above what there is, none is added for a rate that is no more
-than MOST_OVER higher than replicas are trusted with, while no more are late than may be, no promise is broken
-and no rise foretold: one that goes up and down with noise would be started in vain.
+replica can do. Where requests usually bring more work than now (`usual`), by a larger share than the band, the
+band is that share. Above what there is, none is added for a rate that is no more than MOST_OVER higher than
+replicas are trusted with, while no more are late than may be, no promise is broken and no rise foretold: one
+that goes up and down with noise would be started in vain.
 
 Up at once: at most MOST_ADDED per decision, and no more than doubled, or FEW_ADDED if that is more. What is
 pending counts as there until its deadline, so nothing is asked for twice; past it, it counts as absent, and
@@ -136,6 +134,8 @@ def _after_dead_band(situation: Situation, found: Sizing, rate: float, number: i
     """The fewest replicas, from `number` up to those that there are, that could take more than this rate.
     With fewer to choose from, a gateway gives each of them more that come at once."""
 
+    most = rate * (1.0 + max(DEAD_BAND, found.drift or 0.0))
+
     def keeps(replica: Replica, fewer: int, share: float, taken: float) -> bool:
         if taken > fewer * found.bound:
             return False
@@ -146,20 +146,11 @@ def _after_dead_band(situation: Situation, found: Sizing, rate: float, number: i
 
     def takes(fewer: int) -> bool:
         replica = found.replica if found.replica.fleet == 1 else replace(found.replica, fleet=fewer)
-        most = rate * (1.0 + _dead_band(situation, found, fewer))
         return keeps(replica, fewer, 1.0, most) and keeps(replica, fewer, MOST_USE, rate)
 
     # More replicas are never slower.
     wanted = range(max(1, number), situation.supply.desired)
     return wanted.start + bisect_left(wanted, True, key=takes)
-
-
-def _dead_band(situation: Situation, found: Sizing, fewer: int) -> float:
-    """By what share the load may be higher for so many replicas. See the header."""
-    if found.drift is None:
-        return DEAD_BAND
-    step = min(1.0, situation.supply.desired / fewer - 1.0)
-    return max(found.drift, DEAD_BAND * (1.0 + step) / 2.0)
 
 
 def bar(situation: Situation) -> str:
