@@ -16,10 +16,10 @@ longer.
 Below what there is, a dead band holds: fewer are recommended only if they could take DEAD_BAND more, and the
 load as it is within MOST_USE of the targets, which are not known better than that. It is a share of the rate
 above all: under a target close to the latency of an idle replica, a tenth of that is a third of what a
-replica can do. Where requests usually bring more work than now (`usual`), by a larger share than the band, the
-band is that share. Above what there is, none is added for a rate that is no more than MOST_OVER higher than
-replicas are trusted with, while no more are late than may be, no promise is broken and no rise foretold: one
-that goes up and down with noise would be started in vain.
+replica can do. Where requests usually bring more work than now (`usual`), by a larger share than the band,
+the band is that share. Above what there is, none is added for a rate that is no more than MOST_OVER higher
+than replicas are trusted with, while no more are late than may be, no promise is broken and no rise
+foretold: one that goes up and down with noise would be started in vain.
 
 Up at once: at most MOST_ADDED per decision, and no more than doubled, or FEW_ADDED if that is more. What is
 pending counts as there until its deadline, so nothing is asked for twice; past it, it counts as absent, and
