@@ -24,12 +24,12 @@ foretold: one that goes up and down with noise would be started in vain.
 Up at once: at most MOST_ADDED per decision, and no more than doubled, or FEW_ADDED if that is more. What is
 pending counts as there until its deadline, so nothing is asked for twice; past it, it counts as absent, and
 one more is asked for in its stead, once. Down: to the highest recommendation of the time looked back (where
-a replica is known to do more now than it was thought to do then, so many fewer), but for
-one in MOMENTS of them, MOST_MOMENTS at most: no replica is kept for a surge that is over before one could
-start. One replica or a tenth at a time, and only while every replica and gateway gives samples. Replicas
-that found no place or are past their deadline give none and serve nobody: they hold no removal back, and
-those beyond the number that the load calls for go at once. The last one is not removed this way: that none
-is needed is for `sleep` to say.
+a replica is known to do more now than it was thought to do then, so many fewer), but for one in MOMENTS of
+them, MOST_MOMENTS at most: no replica is kept for a surge that is over before one could start. One replica
+or a tenth at a time, and only while every replica and gateway gives samples. Replicas that found no place or
+are past their deadline give none and serve nobody: they hold no removal back, and those beyond the number
+that the load calls for go at once. The last one is not removed this way: that none is needed is for `sleep`
+to say.
 """
 
 from bisect import bisect_left
@@ -100,7 +100,7 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
     burst = BURST_DEVIATIONS * sqrt(expected.idc * expected.ahead / window)
     with_bursts = rate = expected.ahead + burst
     standing, why = 0.0, ""
-    # Late are no more than may be, under a long target, unless TTFT is broken.
+    # Under a long target some may be late, unless TTFT is broken.
     if situation.is_behind or (situation.load.late and situation.is_ttft_bad):
         waiting = queue(situation, found)
         drained = waiting.left / _drain_seconds(situation)
