@@ -100,7 +100,7 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
     burst = BURST_DEVIATIONS * sqrt(expected.idc * expected.ahead / window)
     with_bursts = rate = expected.ahead + burst
     standing, why = 0.0, ""
-    # Under a long target some may be late, unless TTFT is broken.
+    # Late are no more than may be, under a long target, unless TTFT is broken.
     if situation.is_behind or (situation.load.late and situation.is_ttft_bad):
         waiting = queue(situation, found)
         drained = waiting.left / _drain_seconds(situation)
