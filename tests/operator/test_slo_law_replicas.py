@@ -190,8 +190,8 @@ def test_none_is_added_for_a_rate_that_is_hardly_more_than_replicas_are_trusted_
 
 
 def test_a_few_late_ones_of_many_who_may_wait_long_do_not_make_it_more(build: Any) -> None:
-    for milliseconds, want in ((700.0, 5), (60_000.0, 4)):
-        fleet = Fleet(build, 4, 4.04 * CAPACITY if want == 4 else 4.0 * CAPACITY)
+    for milliseconds, load, want in ((700.0, 4.0, 5), (60_000.0, 4.04, 4)):
+        fleet = Fleet(build, 4, load * CAPACITY)
         fleet.totals["received"] = 6000.0
         fleet.promise(Targets(milliseconds, 26.0))
         fleet.gauges |= {"waiting": 2, "oldest_waiting_seconds": 600.0}

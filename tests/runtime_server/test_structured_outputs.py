@@ -12,6 +12,7 @@ import httpx2 as httpx
 import openai
 import psutil
 import pytest
+from tests.runtime_server.conftest import connect
 
 # Longer than an answer of a prescribed form takes beside other work on a slow machine.
 LONGEST_SECONDS = 5
@@ -36,19 +37,15 @@ def patient(start_shared_server: Any) -> Any:
     return start_shared_server(limit, "--num-threads=1", fake=False)
 
 
-def connected(server: Any) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
-
-
 @pytest.fixture(scope="module")
 def client(impatient: Any) -> Iterator[openai.OpenAI]:
-    with connected(impatient) as made:
+    with connect(impatient) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def patient_client(patient: Any) -> Iterator[openai.OpenAI]:
-    with connected(patient) as made:
+    with connect(patient) as made:
         yield made
 
 
