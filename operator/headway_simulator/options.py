@@ -21,7 +21,7 @@ from headway_simulator.flags import (
 )
 from headway_simulator.generators import DAY_SECONDS, Course, Kind, generated
 from headway_simulator.oracle import INTERVAL_SECONDS
-from headway_simulator.rates import Lengths, arrivals_of, check_number, scaled_to_mean
+from headway_simulator.rates import Lengths, arrivals_of, check_number, scaled_to_mean, within
 from headway_simulator.service_flags import service_of
 from headway_simulator.simulated_runner import Speculation
 from headway_simulator.step_model import (
@@ -118,10 +118,12 @@ def _read(options: argparse.Namespace) -> Trace:
             "(--rate-scale takes so many times as many of them)",
         )
         return found
-    windows = found
+    seconds = found[-1].end_seconds
+    _check_part(options, seconds)
+    # No requests are made of what is then left out: two weeks may have more than can be held.
+    windows = within(found, options.start_seconds, min(options.end_seconds, seconds))
     if options.rate is not None:
-        _check_part(options, found[-1].end_seconds)
-        windows = scaled_to_mean(found, options.rate, *_part(options, found[-1].end_seconds))
+        windows = scaled_to_mean(windows, options.rate, *_part(options, seconds))
     return arrivals_of(
         options.trace.name, windows, _lengths(options), options.seed, variation=options.variation
     )

@@ -86,6 +86,15 @@ def check_number(name: str, num_requests: float) -> None:
         )
 
 
+def within(windows: Sequence[RateWindow], start: float, end: float) -> tuple[RateWindow, ...]:
+    """What of the windows lies in [start, end), at the times that they have."""
+    return tuple(
+        replace(one, start_seconds=max(one.start_seconds, start), end_seconds=min(one.end_seconds, end))
+        for one in windows
+        if one.start_seconds < end and one.end_seconds > start
+    )
+
+
 def scaled_to_mean(
     windows: Sequence[RateWindow], requests_per_second: float, start: float = 0.0, end: float = math.inf
 ) -> tuple[RateWindow, ...]:

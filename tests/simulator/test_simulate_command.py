@@ -103,6 +103,17 @@ def test_rates_are_scaled_over_what_is_taken_of_them(
     assert report["trace"]["requests_per_second"] == pytest.approx(3.0, rel=0.15)
 
 
+def test_no_requests_are_made_of_rates_that_are_left_out(
+    trace: Path, tmp_path: Path, simulated: Callable[..., dict[str, Any]]
+) -> None:
+    rates = tmp_path / "rates.csv"
+    rates.write_text("start_seconds,requests_per_second\n0,9e9\n60,3\n180,9e9\n240,0\n")
+    part = ("--start-seconds", 60, "--end-seconds", 180)
+    report = simulated("--trace", rates, "--lengths", trace, "--no-oracle", *part)
+    assert report["trace"]["requests_per_second"] == pytest.approx(3.0, rel=0.15)
+    assert report["trace"]["duration_seconds"] == 120
+
+
 def test_a_wave_is_whole_where_nothing_says_how_long_it_is(
     trace: Path, simulated: Callable[..., dict[str, Any]]
 ) -> None:
