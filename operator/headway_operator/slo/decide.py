@@ -34,7 +34,7 @@ from headway_operator.slo.patience import with_calm, with_raise, with_removal, w
 from headway_operator.slo.schedule import scheduled
 from headway_operator.slo.sick import sick
 from headway_operator.slo.situation import Situation, supply
-from headway_operator.slo.sizing import calibrated, expected, lead_seconds, sizing, with_learning, workload
+from headway_operator.slo.sizing import calibrated, expected, lead_seconds, sizing, with_learning
 from headway_operator.slo.sleep import fall_asleep, is_idle, wake, with_idleness, with_parked
 from headway_operator.slo.slices import without_exact
 from headway_operator.slo.target import Target
@@ -61,9 +61,10 @@ def decide(
     for with_more in (_with_violation, with_ceiling, with_trust, with_idleness):
         if (memory := with_more(situation)) is not situation.memory:
             situation = replace(situation, memory=memory)
-    recommendation = replicas.recommended(situation, can_move_limits=knobs.move(situation) is not None)
+    moved = knobs.move(situation)
+    recommendation = replicas.recommended(situation, can_move_limits=moved is not None)
     situation = replace(situation, memory=_with_recommendation(situation, recommendation.replicas))
-    choice = _choose(situation, recommendation)
+    choice = _choose(situation, recommendation, moved)
     decision = Decision(
         at=now,
         replicas=choice.replicas,
@@ -118,9 +119,9 @@ def _situation(
         is_quiet = not now_load.late and not counted.unsampled and not ill
         if is_quiet:
             memory = calibrated(memory, happened, found, limits, counted.ready, settled_at, now)
-        memory = replace(memory, workload=found.replica.workload)
-        if workload(happened, now) is not None:
-            memory = replace(memory, usual=with_latest(memory.usual, found.replica.workload, now))
+        work, usual = found.replica.workload, memory.usual
+        usual = with_latest(usual, work, now) if found.is_of_now else usual
+        memory = replace(memory, workload=work, usual=usual)
     situation = Situation(
         target=target,
         memory=memory,
@@ -199,7 +200,9 @@ def _with_recommendation(situation: Situation, number: int) -> Memory:
     return replace(memory, recommended=(*kept, (now, number, per_second)))
 
 
-def _choose(situation: Situation, recommendation: replicas.Recommendation) -> Choice:
+def _choose(
+    situation: Situation, recommendation: replicas.Recommendation, moved: knobs.Move | None
+) -> Choice:
     counted = situation.supply
     if situation.target.is_suspended:
         return Choice(0, situation.limits, "Suspended", "spec.suspend is true", "Suspended")
@@ -218,7 +221,7 @@ def _choose(situation: Situation, recommendation: replicas.Recommendation) -> Ch
         return hold(situation, "HoldingWithoutSamples", words, "SamplesMissing")
     if is_idle(situation):
         return fall_asleep(situation)
-    return _act(situation, recommendation)
+    return _act(situation, recommendation, moved)
 
 
 def _begin(situation: Situation) -> Choice:
@@ -234,7 +237,7 @@ def _begin(situation: Situation) -> Choice:
     return Choice(raised.replicas, situation.limits, "AddedReplicas", words)
 
 
-def _act(situation: Situation, recommendation: replicas.Recommendation) -> Choice:
+def _act(situation: Situation, recommendation: replicas.Recommendation, moved: knobs.Move | None) -> Choice:
     """Limits and replicas, both where both are due, or the reason why neither."""
     desired = situation.supply.desired
     if situation.is_violated and situation.is_settling and situation.sizing is None:
@@ -244,7 +247,6 @@ def _act(situation: Situation, recommendation: replicas.Recommendation) -> Choic
     if situation.sizing is None and is_ttft_alone and situation.is_recovering:
         queue = "shrinks fast enough" if situation.load.waiting else "is gone"
         return hold(situation, "Recovering", f"{symptoms(situation)}; the queue {queue}")
-    moved = knobs.move(situation)
     raised = replicas.Raise(desired, "")
     if recommendation.replicas > desired or situation.is_violated or situation.supply.overdue:
         raised = replicas.more(situation, recommendation.needed)

@@ -71,7 +71,8 @@ class Sizing:
     """What is known of a replica and of the load to come. pace: of steps, over what they are told to be.
     least_per_second: what a replica is taken to do, whatever is predicted of latencies. ceiling: the most
     that one was seen to do. drift: how much more work requests usually bring than these minutes, over what
-    these bring, 0 at least; None while that is not known."""
+    these bring, 0 at least; None while that is not known. is_of_now: whether what requests bring is that of
+    the last minutes, and not of some time before."""
 
     replica: Replica
     capacity: Capacity
@@ -81,6 +82,7 @@ class Sizing:
     least_per_second: float = 0.0
     ceiling: float = inf
     drift: float | None = None
+    is_of_now: bool = True
 
     @property
     def told_per_second(self) -> float:
@@ -177,7 +179,8 @@ def aimed_percent(target: Target, happened: Recent, now: float) -> float:
 
 def sizing(target: Target, memory: Memory, happened: Recent, fleet: int, now: float) -> Sizing | None:
     """What one replica is worth, of so many that share the load; None while no model or workload is known."""
-    work = workload(happened, now) or memory.workload
+    latest = workload(happened, now)
+    work = latest or memory.workload
     if memory.fit.model is None or work is None:
         return None
     # Of answers that are over the model may have seen nothing: where sequences attend to much the same number
@@ -199,7 +202,9 @@ def sizing(target: Target, memory: Memory, happened: Recent, fleet: int, now: fl
     known = memory.ceiling
     ceiling = inf if known is None else known.of(work, capacity.limits.max_num_seqs)
     drift = usual.drift(memory.usual, replica)
-    return Sizing(replica, capacity, factors, memory.kappa, slower, least, ceiling, drift)
+    return Sizing(
+        replica, capacity, factors, memory.kappa, slower, least, ceiling, drift, is_of_now=latest is not None
+    )
 
 
 def _with_guesses(

@@ -6,7 +6,7 @@ few after it. So what a removal leaves is held against the mean of a longer time
 device that it takes. How much prompts differ, or how much of a KV cache is held, is not compared.
 """
 
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from headway_operator.slo.capacity import Replica
 from headway_operator.slo.predictions import Workload
@@ -14,6 +14,7 @@ from headway_operator.slo.predictions import Workload
 USUAL_SECONDS = 600.0
 # No more than this counts for the time between two passes.
 MOST_SECONDS = 60.0
+_NAMES = tuple(one.name for one in fields(Workload))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,9 @@ def with_latest(usual: Usual | None, work: Workload, now: float) -> Usual:
         return replace(usual, at=now)
     seconds = usual.seconds + passed
     share = passed / min(USUAL_SECONDS, seconds)
-    pairs = zip(astuple(usual.workload), astuple(work), strict=True)
+    known = [getattr(usual.workload, name) for name in _NAMES]
+    latest = [getattr(work, name) for name in _NAMES]
+    pairs = zip(known, latest, strict=True)
     return Usual(Workload(*(before + share * (new - before) for before, new in pairs)), seconds, now)
 
 
