@@ -5,6 +5,7 @@ from typing import Any
 
 from headway_operator.samples import GatewaySample, Limits, Sample, Targets
 from headway_operator.slo import Memory, decide
+from headway_operator.slo.memory import Recommended
 from headway_operator.slo.predictions import Workload
 from headway_operator.slo.slices import Slice
 from headway_operator.slo.step_fit import StepFit, StepModel
@@ -130,6 +131,6 @@ class Fleet:
 def quiet(build: Any, recommended: int = 3, ready: int = 6) -> Fleet:
     """Six replicas where three would do."""
     fleet = Fleet(build, ready, 9.0)
-    history = tuple((NOW - age, recommended, 0.0) for age in (170.0, 110.0, 50.0))
+    history = tuple(Recommended(NOW - age, recommended) for age in (170.0, 110.0, 50.0))
     fleet.memory = replace(fleet.memory, recommended=history)
     return fleet

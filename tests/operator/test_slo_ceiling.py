@@ -11,6 +11,7 @@ from tests.operator.law_fleet import BEST, CAPACITY, NOW, Fleet
 from headway_operator.samples import Targets
 from headway_operator.slo import Memory
 from headway_operator.slo.ceiling import Ceiling
+from headway_operator.slo.memory import Recommended
 from headway_operator.slo.predictions import Workload
 
 
@@ -159,7 +160,7 @@ def test_requests_that_are_not_like_those_take_no_replicas_at_once(build: Any) -
     """What was asked for by the ceiling is looked back on like all else."""
     fleet = Fleet(build, 10, 20.0)
     fleet.memory = replace(fleet.memory, ceiling=replace(seen(3.0), answer=300.0))
-    fleet.memory = replace(fleet.memory, recommended=((NOW - 100.0, 10, CAPACITY),))
+    fleet.memory = replace(fleet.memory, recommended=(Recommended(NOW - 100.0, 10, CAPACITY),))
     decision, _ = fleet.decide()
     assert decision.evidence["recommended_replicas"] < 10
     assert decision.replicas == 10

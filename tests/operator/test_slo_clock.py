@@ -21,7 +21,7 @@ def test_two_hours_back_cost_neither_trust_nor_what_was_learnt(fleet: Fleet) -> 
     assert decision.replicas == 4
     assert after.kappa == memory.kappa
     assert after.fit.model == memory.fit.model
-    assert [at for at, _, _ in after.recommended] == [NOW - 7200.0]
+    assert [one.at for one in after.recommended] == [NOW - 7200.0]
     assert after.watched_since == NOW - 7200.0
     times = [after.limits_changed_at, after.replicas_raised_at, after.kappa_at, after.slices[-1].end]
     times += [after.factors_at, after.removed_at]

@@ -1,5 +1,6 @@
 """When replicas go: how many, after how long, and what keeps them."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -8,23 +9,23 @@ from tests.operator.law_fleet import CAPACITY, NOW, Fleet, quiet
 
 from headway_operator.samples import Targets
 from headway_operator.slo import Memory
-from headway_operator.slo.memory import Regret
+from headway_operator.slo.memory import Recommended, Regret
 
 
 @pytest.mark.parametrize("age", [5.0, 700.0], ids=["at once", "past the deadline"])
 def test_replicas_without_a_place_hold_no_removal_back(fleet: Fleet, age: float) -> None:
     fleet.pending(3, age=age, reason="Unschedulable")
-    fleet.memory = replace(fleet.memory, recommended=((NOW - 110, 4, 0.0),))
+    fleet.memory = replace(fleet.memory, recommended=(Recommended(NOW - 110, 4, 0.0),))
     decision, _ = fleet.decide()
     assert (decision.replicas, decision.cause) == (4, "RemovedReplica"), "all of them at once"
     fleet.per_second = CAPACITY
-    fleet.memory = replace(fleet.memory, recommended=((NOW - 110, 2, 0.0),))
+    fleet.memory = replace(fleet.memory, recommended=(Recommended(NOW - 110, 2, 0.0),))
     assert fleet.decide()[0].replicas == 4, "one that serves has its own turn"
 
 
 def test_replicas_that_only_start_hold_removals_back(fleet: Fleet) -> None:
     fleet.pending(3)
-    fleet.memory = replace(fleet.memory, recommended=((NOW - 110, 4, 0.0),))
+    fleet.memory = replace(fleet.memory, recommended=(Recommended(NOW - 110, 4, 0.0),))
     assert fleet.decide()[0].replicas == 7
 
 
@@ -111,9 +112,9 @@ def test_what_was_recommended_counts_by_what_a_replica_is_known_to_do_now(build:
     """Six were recommended when one was thought to do half as much: three are what such a load needs."""
     fleet = quiet(build)
     for then, want in ((CAPACITY / 2, 5), (CAPACITY, 6), (2 * CAPACITY, 6)):
-        fleet.memory = replace(fleet.memory, recommended=((NOW - 110, 6, then),))
+        fleet.memory = replace(fleet.memory, recommended=(Recommended(NOW - 110, 6, then),))
         assert fleet.decide()[0].replicas == want
-    at, number, then = fleet.decide()[1].recommended[-1]
+    at, number, then, _ = fleet.decide()[1].recommended[-1]
     assert (at, number) == (NOW, 2)
     assert then == pytest.approx(CAPACITY, rel=0.15)
 
@@ -121,7 +122,7 @@ def test_what_was_recommended_counts_by_what_a_replica_is_known_to_do_now(build:
 def test_what_earlier_versions_remembered_of_recommendations_counts_whole(build: Any) -> None:
     fleet = quiet(build, recommended=6)
     data = fleet.memory.to_dict()
-    data["recommended"] = [[at, number] for at, number, _ in data["recommended"]]
+    data["recommended"] = [one[:2] for one in data["recommended"]]
     fleet.memory = replace(Memory.from_dict(data, NOW), watched_since=NOW - 5000)
     assert fleet.decide()[0].replicas == 6
 
@@ -132,7 +133,7 @@ def test_nothing_is_removed_at_once_when_a_model_has_been_learnt(build: Any) -> 
     fleet.memory = replace(fleet.memory, workload=None)
     decision, memory = fleet.decide()
     assert (decision.replicas, decision.cause) == (6, "Stabilizing")
-    assert max(number for _, number, _ in memory.recommended) == 6, (
+    assert max(one.replicas for one in memory.recommended) == 6, (
         "and the 8 of the time without one is forgotten"
     )
 
@@ -150,8 +151,8 @@ def test_partial_metrics_never_take_a_replica_away(build: Any, lost: str) -> Non
     assert fleet.decide()[0].replicas == 6
 
 
-def test_fewer_are_not_recommended_where_a_tenth_more_load_would_need_those_there_are(build: Any) -> None:
-    """Three could take the load with its bursts; the dead band wants them to be able to take a tenth more."""
+def test_fewer_are_not_recommended_where_a_little_more_load_would_need_those_there_are(build: Any) -> None:
+    """Three could take the load with its bursts; the dead band wants them to be able to take more."""
     recommended = {
         share: Fleet(build, 4, 3 * CAPACITY * share).decide()[0].evidence["recommended_replicas"]
         for share in (0.80, 0.94)
@@ -208,7 +209,7 @@ def test_no_replica_is_kept_for_moments_that_called_for_it(
     fleet = quiet(build)
     fleet.target = replace(fleet.target, stabilization_seconds=120.0)
     numbers = [6 if number in surges else 3 for number in range(12)]
-    history = tuple((NOW - 119.0 + 10.0 * number, one, 0.0) for number, one in enumerate(numbers))
+    history = tuple(Recommended(NOW - 119.0 + 10.0 * number, one) for number, one in enumerate(numbers))
     fleet.memory = replace(fleet.memory, recommended=history)
     assert fleet.decide()[0].replicas == want
 
@@ -216,7 +217,7 @@ def test_no_replica_is_kept_for_moments_that_called_for_it(
 def test_of_a_longer_time_looked_back_no_more_moments_are_left_out(build: Any) -> None:
     fleet = quiet(build)
     fleet.target = replace(fleet.target, stabilization_seconds=600.0)
-    history = tuple((NOW - 595.0 + 10.0 * number, 6 if number < 3 else 3, 0.0) for number in range(60))
+    history = tuple(Recommended(NOW - 595.0 + 10.0 * number, 6 if number < 3 else 3) for number in range(60))
     fleet.memory = replace(fleet.memory, recommended=history)
     assert fleet.decide()[0].replicas == 6
 
@@ -225,6 +226,69 @@ def test_of_a_time_that_was_seen_in_part_no_moments_are_left_out(build: Any) -> 
     """As after the first model, when what there is counts as recommended."""
     fleet = quiet(build)
     fleet.target = replace(fleet.target, stabilization_seconds=120.0)
-    history = tuple((NOW - 60.0 + 10.0 * number, 3 if number else 6, 0.0) for number in range(6))
+    history = tuple(Recommended(NOW - 60.0 + 10.0 * number, 3 if number else 6) for number in range(6))
     fleet.memory = replace(fleet.memory, recommended=history)
     assert fleet.decide()[0].replicas == 6
+
+
+def regretted(build: Any, roomy: int, *, since: float = 1000.0) -> Fleet:
+    """Six replicas, where three have been enough for two minutes, and so many with room for a rise; twice
+    removals were regretted, the last time so long ago."""
+    fleet = quiet(build)
+    fleet.target = replace(fleet.target, stabilization_seconds=120.0)
+    history = tuple(
+        Recommended(NOW - age, 6 if age > 120 else 3, roomy=6 if age > 120 else roomy)
+        for age in range(355, 0, -10)
+    )
+    fleet.memory = replace(
+        fleet.memory, recommended=history, patience=3.0, patience_at=NOW - since, rise=0.25
+    )
+    return fleet
+
+
+@pytest.mark.parametrize(
+    ("roomy", "since", "want"),
+    [
+        pytest.param(5, 1000.0, 5, id="five have the room"),
+        pytest.param(6, 1000.0, 6, id="none but all of them have it"),
+        pytest.param(5, 100.0, 6, id="it was not asked for all that time"),
+    ],
+)
+def test_after_a_regret_who_leaves_room_for_such_a_rise_waits_no_longer(
+    build: Any, roomy: int, since: float, want: int
+) -> None:
+    decision, _ = regretted(build, roomy, since=since).decide()
+    assert decision.replicas == want
+
+
+def test_after_a_regret_moments_without_room_keep_no_replica_either(build: Any) -> None:
+    fleet = regretted(build, 5)
+    history = list(fleet.memory.recommended)
+    for place in (-3, -7):
+        history[place] = history[place]._replace(roomy=6)
+    fleet.memory = replace(fleet.memory, recommended=tuple(history))
+    assert fleet.decide()[0].replicas == 5
+    history[-5] = history[-5]._replace(roomy=6)
+    fleet.memory = replace(fleet.memory, recommended=tuple(history))
+    assert fleet.decide()[0].replicas == 6
+
+
+@pytest.mark.parametrize(("rise", "want"), [(0.0, (3, 4)), (0.15, (3, 4)), (0.6, (4, 5))])
+def test_room_is_for_the_rise_that_was_regretted_and_for_a_fifth_at_least(
+    build: Any, rise: float, want: tuple[int, int]
+) -> None:
+    """Of seven replicas, three of which could take the load."""
+    fleet = Fleet(build, 7, 2.27 * CAPACITY)
+    assert fleet.decide()[1].recommended[-1].roomy == 0, "nothing was regretted"
+    fleet.memory = replace(fleet.memory, patience=3.0, patience_at=NOW - 1000.0, rise=rise)
+    for per_second, roomy in zip((2.27, 2.55), want, strict=True):
+        fleet.per_second = per_second * CAPACITY
+        last = fleet.decide()[1].recommended[-1]
+        assert (last.replicas, last.roomy) == (3, roomy)
+
+
+def test_what_was_recommended_and_regretted_outlives_a_restart(build: Any) -> None:
+    memory = replace(regretted(build, 5).memory, removed_load=2.5, regret=Regret(1.0, None, 0.1))
+    again = Memory.from_dict(json.loads(json.dumps(memory.to_dict())), NOW)
+    for name in ("recommended", "rise", "removed_load", "regret"):
+        assert getattr(again, name) == getattr(memory, name)

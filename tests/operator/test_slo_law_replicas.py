@@ -111,7 +111,7 @@ def test_without_most_samples_everything_holds_but_the_minimum(build: Any) -> No
 
 def risen(build: Any, *broken: str) -> Fleet:
     """Four replicas, and for half a minute three times the load; of earlier bursts nothing was left then."""
-    fleet = Fleet(build, 4, 2.0 * CAPACITY)
+    fleet = Fleet(build, 4, 2.2 * CAPACITY)
     learnt = Persistence(number=20.0, kept=0.0, squares=20.0, faded_at=NOW)
     fleet.memory = replace(fleet.memory, course=Course(persistence=learnt))
     later = Fleet(build, 4, 6.0 * CAPACITY)

@@ -7,9 +7,10 @@ import pytest
 from tests.operator.slo_scene import NOW, Scene
 
 from headway_operator.samples import GatewaySample, Limits
+from headway_operator.slo.memory import Recommended
 
 
-def watching(scene: Scene, build: Any, seconds: float, *recommended: tuple[float, int, float]) -> None:
+def watching(scene: Scene, build: Any, seconds: float, *recommended: Recommended) -> None:
     """Two replicas that have been watched for so long, and what was recommended meanwhile."""
     scene.replicas["b"] = build.replica("b")
     scene.samples["b"] = build.sample(NOW, limits=Limits(8, 512))
@@ -45,11 +46,11 @@ def test_a_start_that_lasts_longer_is_looked_back_on_for_longer(scene: Scene, bu
 def test_the_highest_recommendation_of_the_time_looked_back_keeps_its_replicas(
     scene: Scene, build: Any
 ) -> None:
-    watching(scene, build, 500.0, (NOW - 110.0, 2, 0.0), (NOW - 50.0, 1, 0.0))
+    watching(scene, build, 500.0, Recommended(NOW - 110.0, 2), Recommended(NOW - 50.0, 1))
     decision, _ = scene.decide()
     assert (decision.replicas, decision.cause) == (2, "Stabilizing")
     assert "1 replicas would do, 2 would not have over the last 120 s" in decision.message
-    watching(scene, build, 500.0, (NOW - 130.0, 2, 0.0), (NOW - 50.0, 1, 0.0))
+    watching(scene, build, 500.0, Recommended(NOW - 130.0, 2), Recommended(NOW - 50.0, 1))
     assert scene.decide()[0].replicas == 1
 
 
@@ -68,7 +69,7 @@ def test_one_fewer_is_not_enough(scene: Scene, build: Any, change: dict[str, Any
     scene.sample(**change)
     decision, memory = scene.decide()
     assert decision.replicas == 2
-    assert memory.recommended[-1] == (NOW, 2, 0.0)
+    assert memory.recommended[-1] == Recommended(NOW, 2)
 
 
 def test_nothing_is_removed_while_the_gateway_keeps_its_queue_to_itself(scene: Scene, build: Any) -> None:

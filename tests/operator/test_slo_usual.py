@@ -13,6 +13,7 @@ from tests.operator.law_fleet import CAPACITY, MODEL, NOW, Fleet
 from headway_operator.slo import Memory
 from headway_operator.slo.capacity import Replica
 from headway_operator.slo.predictions import Workload
+from headway_operator.slo.replicas import DEAD_BAND
 from headway_operator.slo.usual import USUAL_SECONDS, Usual, drift, with_latest
 
 WORK = Workload(1000.0, 2e6, 200.0, 1200.0, 0.0, 1000.0)
@@ -125,7 +126,7 @@ def test_fewer_must_be_able_to_take_what_is_usual(build: Any, ready: int) -> Non
     rates = [share * (ready - 1) * CAPACITY for share in shares]
     taken = [rate + 1.3 * sqrt(rate / 60.7) for rate in rates]
     assert taken[1:4] == [taken[0]] * 3, "no more than the band"
-    assert taken[4] / taken[0] == pytest.approx(1.1 / 1.3, rel=0.003)
+    assert taken[4] / taken[0] == pytest.approx((1.0 + DEAD_BAND) / 1.3, rel=0.003)
 
 
 def test_it_is_told_and_outlives_a_restart(build: Any) -> None:

@@ -21,7 +21,7 @@ Pure: the clock and the memory are arguments, the new memory is returned.
 from dataclasses import replace
 
 from headway_operator.samples import Sample
-from headway_operator.slo import evidence, knobs, replicas
+from headway_operator.slo import evidence, knobs, removals, replicas
 from headway_operator.slo.choice import Choice, hold
 from headway_operator.slo.clock import with_clock
 from headway_operator.slo.crowd import with_ceiling, with_revision
@@ -29,7 +29,7 @@ from headway_operator.slo.feasibility import infeasible
 from headway_operator.slo.history import with_decision
 from headway_operator.slo.inputs import inputs
 from headway_operator.slo.marks import with_mark
-from headway_operator.slo.memory import Memory
+from headway_operator.slo.memory import Memory, Recommended
 from headway_operator.slo.patience import with_calm, with_raise, with_removal, with_risen
 from headway_operator.slo.schedule import scheduled
 from headway_operator.slo.sick import sick
@@ -63,7 +63,7 @@ def decide(
             situation = replace(situation, memory=memory)
     moved = knobs.move(situation)
     recommendation = replicas.recommended(situation, can_move_limits=moved is not None)
-    situation = replace(situation, memory=_with_recommendation(situation, recommendation.replicas))
+    situation = replace(situation, memory=_with_recommendation(situation, recommendation))
     choice = _choose(situation, recommendation, moved)
     decision = Decision(
         at=now,
@@ -111,7 +111,7 @@ def _situation(
         if memory.workload is None:
             # What was recommended without a model says nothing of what a replica can do; yet what there is
             # goes no sooner than if it had been recommended now.
-            memory = replace(memory, recommended=((now, counted.desired, found.told_per_second),))
+            memory = replace(memory, recommended=(Recommended(now, counted.desired, found.told_per_second),))
         settled_at = max(settled_at, memory.replicas_lowered_at or 0.0)
         if memory.late_at is not None:
             # Nor is learnt from answers that began in a crowd.
@@ -187,17 +187,19 @@ def _with_violation(situation: Situation) -> Memory:
     return memory
 
 
-def _with_recommendation(situation: Situation, number: int) -> Memory:
+def _with_recommendation(situation: Situation, recommendation: replicas.Recommendation) -> Memory:
     """The highest of each few seconds, over the time looked back."""
     memory, now = situation.memory, situation.now
-    since = now - replicas.looked_back_seconds(situation)
-    kept = tuple(one for one in memory.recommended if one[0] > since)
+    since = now - removals.looked_back_seconds(situation)
+    kept = tuple(one for one in memory.recommended if one.at > since)
     per_second = situation.sizing.told_per_second if situation.sizing is not None else 0.0
-    if kept and now - kept[-1][0] < RECOMMENDATION_SECONDS:
-        at, highest, _ = kept[-1]
-        last = (at, number, per_second) if number > highest else kept[-1]
-        return replace(memory, recommended=(*kept[:-1], last))
-    return replace(memory, recommended=(*kept, (now, number, per_second)))
+    new = Recommended(now, recommendation.replicas, per_second, recommendation.roomy)
+    if kept and now - kept[-1].at < RECOMMENDATION_SECONDS:
+        last = kept[-1]
+        highest = new if new.replicas > last.replicas else last
+        new = highest._replace(at=last.at, roomy=max(last.roomy, new.roomy))
+        kept = kept[:-1]
+    return replace(memory, recommended=(*kept, new))
 
 
 def _choose(
@@ -251,7 +253,7 @@ def _act(situation: Situation, recommendation: replicas.Recommendation, moved: k
     if recommendation.replicas > desired or situation.is_violated or situation.supply.overdue:
         raised = replicas.more(situation, recommendation.needed)
     after = raised.replicas
-    lowered = replicas.fewer(situation) if after == desired and not situation.is_violated else desired
+    lowered = removals.fewer(situation) if after == desired and not situation.is_violated else desired
     if lowered < desired:
         after = lowered
     changes = [moved.words] if moved is not None else []
@@ -286,13 +288,13 @@ def _held(
             why = f"{why} ({situation.supply.pending_reason})"
         return hold(situation, cause, f"{words}; {why}", blocker)
     if wanted < desired:
-        wait = replicas.looked_back_seconds(situation)
-        highest = replicas.highest(situation)
+        wait = removals.looked_back_seconds(situation)
+        highest = removals.highest(situation)
         left = f"{wanted} replicas would do, {highest} would not have over the last {wait:.0f} s"
         if highest < desired:
             since = situation.memory.watched_since or situation.now
             left = f"{highest} replicas would do for {min(wait, situation.now - since):.0f} of {wait:.0f} s"
-        left += replicas.unseen(situation)
+        left += removals.unseen(situation)
         return hold(situation, "Stabilizing", f"{words}; {left}")
     return hold(situation, "Steady", words)
 
@@ -323,10 +325,10 @@ def _remembered(situation: Situation, choice: Choice, recommendation: replicas.R
         memory = replace(memory, limits_changed_at=now)
     if choice.trims is not None:
         memory = replace(memory, trims=choice.trims)
-    looked_back = replicas.looked_back_seconds(situation)
+    looked_back = removals.looked_back_seconds(situation)
     load = recommendation.rate, recommendation.per_second
     if choice.cause == "RemovedReplica":
-        memory = with_removal(memory, desired, recommendation.per_second, looked_back, now)
+        memory = with_removal(memory, desired, *load, looked_back, now)
     # What stands in for a replica past its deadline, or wakes a service, takes nothing back.
     if choice.replicas > desired and recommendation.replicas > desired > 0:
         memory = with_raise(memory, *load, looked_back, now)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from headway_operator.samples import Limits, Targets
 from headway_operator.slo.baselines import NO_TARGETS, Baseline
@@ -23,10 +23,21 @@ NO_FIT, PLAIN, NO_COURSE = StepFit(), Factors(), Course()
 
 @dataclass(frozen=True, slots=True)
 class Regret:
-    """A removal that was taken back: patience before, and when it had last been moved."""
+    """A removal that was taken back: patience, when it had last been moved, and the rise, as before that."""
 
     patience: float
     patience_at: float | None
+    rise: float = 0.0
+
+
+class Recommended(NamedTuple):
+    """What the load called for at a time. per_second: requests that one replica was trusted with then, 0
+    where that was not known. roomy: as in `replicas.Recommendation`."""
+
+    at: float
+    replicas: int
+    per_second: float = 0.0
+    roomy: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +58,7 @@ class Memory:
     against. limits_changed_at, replicas_raised_at, replicas_lowered_at: last changes by decision.
     violated_since, violated_at: first and last pass of the violation at hand.
     backlog, backlog_at: requests waiting a few seconds ago, to see whether the queue shrinks.
-    recommended: (at, replicas, requests per second that one was trusted with then, 0 where that was not
-    known), the highest of each few seconds, over the time that removal looks back.
+    recommended: the highest of each few seconds, over the time that removal looks back.
     watched_since: since when there has been somebody to look; not before the last restart.
     late_at: when requests last waited for too long.
     idle_since: since when nobody has asked for anything. parked_replicas: how many there were when the
@@ -58,10 +68,12 @@ class Memory:
     not of the checkpoint. crowded_since: since when requests have been late at every replica; late_since: at
     any of those that are to be. excused_at: until when TTFT was missed for want of replicas. ceiling: the
     most that one was seen to do in such a crowd. patience: how many times as long as at first is looked back
-    before a removal, last moved at patience_at. removed_at: of the last removal, while it may be regretted
-    or its regret taken back. removed_from: how many there were before it, or before the first of those that
-    went one after another. removed_per_second: what one was trusted with then. regret: while it may be taken
-    back. revision: the newest, by its hash.
+    before a removal, last moved at patience_at; rise: the largest of the load, as a share, that made removals
+    regretted since it was 1. removed_at: of the last removal, while it may be regretted or its regret taken
+    back. removed_load: how many replicas the load was worth then, 0 where that is not known. removed_from:
+    how many there were before it, or before the first of those that went one after another.
+    removed_per_second: what one was trusted with then. regret: while it may be taken back. revision: the
+    newest, by its hash.
     trims: of max_num_seqs and max_num_batched_tokens, over the model's.
     decisions: the last ones, as `history` writes them, each as JSON. marks, columns (of baselines,
     added up): not of the checkpoint.
@@ -81,7 +93,7 @@ class Memory:
     violated_at: float | None = None
     backlog: int = 0
     backlog_at: float | None = None
-    recommended: tuple[tuple[float, int, float], ...] = ()
+    recommended: tuple[Recommended, ...] = ()
     watched_since: float | None = None
     late_at: float | None = None
     idle_since: float | None = None
@@ -103,7 +115,9 @@ class Memory:
     ceiling: Ceiling | None = None
     patience: float = 1.0
     patience_at: float | None = None
+    rise: float = 0.0
     removed_at: float | None = None
+    removed_load: float = 0.0
     removed_from: int | None = None
     removed_per_second: float = 0.0
     regret: Regret | None = None
@@ -161,8 +175,8 @@ class Memory:
             targets=Targets(*data["targets"]),
             slices=tuple(Slice.from_dict(one) for one in data["slices"]),
             baselines={name: Baseline.from_dict(one) for name, one in data["baselines"].items()},
-            # Checkpoints of earlier versions do not say what one was trusted with.
-            recommended=tuple((*one, 0.0)[:3] for one in data["recommended"]),
+            # Those of checkpoints of earlier versions are shorter.
+            recommended=tuple(Recommended(*one) for one in data["recommended"]),
             fit=StepFit.from_dict(data["fit"]),
             workload=None if work is None else _workload(work, data.get("workload_tokens", 0.0)),
             # In those of earlier versions the numbers are of passes, 20 at most: soon made up for.
@@ -195,7 +209,7 @@ _LATER_FIELDS = (
         "removed_at",
         "removed_from",
     ),
-    *("removed_per_second", "revision"),
+    *("rise", "removed_load", "removed_per_second", "revision"),
 )
 _WORKLOAD_FIELDS = ("prompt", "prompt_square", "answer", "context", "kv_share")
 

@@ -3,10 +3,12 @@
 A load that comes and goes, or a capacity that was thought higher than it is, would have the same replica
 removed and started again every few minutes. So a removal that is taken back within REGRET times as long as
 was looked back before it makes that time GROWTH times as long, MOST_SECONDS at most; an hour without one
-halves it again. In a steady load the first removal alone is paid for; a load that rises once a day regrets
-nothing. Nor does a rate for which those before the removal would have been too few as well, by what one is
-trusted with now or was then, whichever is more. And since a load that rises needs a few more before it needs
-many, a regret is taken back where the rate comes to that within the time that was looked back before it.
+halves it again. Those that leave room for such a rise as was regretted need not wait for that (`removals`):
+it is measured from the removal on, in replicas that the load is worth. In a steady load the first removal
+alone is paid for; a load that rises once a day regrets nothing. Nor does a rate for which those before the
+removal would have been too few as well, by what one is trusted with now or was then, whichever is more. And
+since a load that rises needs a few more before it needs many, a regret is taken back where the rate comes to
+that within the time that was looked back before it.
 """
 
 from dataclasses import replace
@@ -23,16 +25,32 @@ CALM_SECONDS = 3600.0
 
 def looked_back_seconds(memory: Memory, stabilization_seconds: float, lead_seconds: float) -> float:
     """How long fewer replicas must have been enough before one goes."""
-    least = max(stabilization_seconds, LEADS_LOOKED_BACK * lead_seconds)
+    least = least_looked_back_seconds(stabilization_seconds, lead_seconds)
     return max(least, min(MOST_SECONDS, memory.patience * least))
 
 
-def with_removal(memory: Memory, before: int, per_second: float, looked_back: float, now: float) -> Memory:
-    """The memory after one of so many replicas was removed because fewer are enough. per_second: what one is
-    trusted with. Of removals that go one after another those before the first count."""
+def least_looked_back_seconds(stabilization_seconds: float, lead_seconds: float) -> float:
+    """The same where no removal was regretted, or where fewer would leave room to spare."""
+    return max(stabilization_seconds, LEADS_LOOKED_BACK * lead_seconds)
+
+
+def with_removal(
+    memory: Memory, before: int, rate: float, per_second: float, looked_back: float, now: float
+) -> Memory:
+    """The memory after one of so many replicas was removed because fewer are enough. rate, per_second: as in
+    `with_raise`. Of removals that go one after another those before the first count, and the load at the
+    last."""
+    load = _load(rate, per_second)
     if memory.regret is None and _is_recent(memory, looked_back, now) and before < (memory.removed_from or 0):
-        return replace(memory, removed_at=now)
-    return replace(memory, removed_at=now, removed_from=before, removed_per_second=per_second, regret=None)
+        return replace(memory, removed_at=now, removed_load=load)
+    return replace(
+        memory,
+        removed_at=now,
+        removed_load=load,
+        removed_from=before,
+        removed_per_second=per_second,
+        regret=None,
+    )
 
 
 def with_raise(memory: Memory, rate: float, per_second: float, looked_back: float, now: float) -> Memory:
@@ -45,8 +63,13 @@ def with_raise(memory: Memory, rate: float, per_second: float, looked_back: floa
         return replace(memory, removed_at=None, removed_from=None)
     longest = max(1.0, memory.patience, MOST_SECONDS / looked_back * memory.patience)
     longer = min(longest, GROWTH * memory.patience)
+    known = memory.rise if memory.patience > 1.0 else 0.0
     return replace(
-        memory, patience=longer, patience_at=now, regret=Regret(memory.patience, memory.patience_at)
+        memory,
+        patience=longer,
+        patience_at=now,
+        rise=max(known, _rise(memory, rate, per_second)),
+        regret=Regret(memory.patience, memory.patience_at, memory.rise),
     )
 
 
@@ -60,8 +83,10 @@ def with_risen(memory: Memory, rate: float, per_second: float, looked_back: floa
     if now - memory.patience_at > looked_back * regret.patience / memory.patience:
         return ended
     if not _is_beyond_those_removed(memory, rate, per_second):
-        return memory
-    return replace(ended, patience=regret.patience, patience_at=regret.patience_at)
+        # It may go on to rise.
+        rise = _rise(memory, rate, per_second)
+        return memory if rise <= memory.rise else replace(memory, rise=rise)
+    return replace(ended, patience=regret.patience, patience_at=regret.patience_at, rise=regret.rise)
 
 
 def with_calm(memory: Memory, now: float) -> Memory:
@@ -81,3 +106,13 @@ def _is_beyond_those_removed(memory: Memory, rate: float, per_second: float) -> 
     then, whichever is more. A checkpoint of an earlier version does not say how many they were."""
     most = max(per_second, memory.removed_per_second)
     return memory.removed_from is not None and rate > memory.removed_from * most
+
+
+def _load(rate: float, per_second: float) -> float:
+    """In replicas, as far as each is trusted; 0 where that is not known."""
+    return rate / per_second if per_second > 0.0 else 0.0
+
+
+def _rise(memory: Memory, rate: float, per_second: float) -> float:
+    """Of the load since the last removal, as a share of it; 0 where that is not known."""
+    return max(0.0, _load(rate, per_second) / memory.removed_load - 1.0) if memory.removed_load > 0.0 else 0.0

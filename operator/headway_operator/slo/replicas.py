@@ -23,20 +23,13 @@ foretold: one that goes up and down with noise would be started in vain.
 
 Up at once: at most MOST_ADDED per decision, and no more than doubled, or FEW_ADDED if that is more. What is
 pending counts as there until its deadline, so nothing is asked for twice; past it, it counts as absent, and
-one more is asked for in its stead, once. Down: to the highest recommendation of the time looked back (where
-a replica is known to do more now than it was thought to do then, so many fewer), but for one in MOMENTS of
-them, MOST_MOMENTS at most: no replica is kept for a surge that is over before one could start. One replica
-or a tenth at a time, and only while every replica and gateway gives samples. Replicas that found no place or
-are past their deadline give none and serve nobody: they hold no removal back, and those beyond the number
-that the load calls for go at once. The last one is not removed this way: that none is needed is for `sleep`
-to say.
+one more is asked for in its stead, once.
 """
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 from math import ceil, sqrt
 
-from headway_operator.slo import patience
 from headway_operator.slo.capacity import Replica
 from headway_operator.slo.crowd import queue
 from headway_operator.slo.situation import REPLICA_SETTLE_SECONDS, Situation
@@ -46,8 +39,10 @@ from headway_operator.slo.unmodelled import by_symptoms
 
 BURST_DEVIATIONS = 1.3
 # Below what there is, the load may be so much higher; and, as it is, is to leave so much of the targets.
-DEAD_BAND = 0.1
+DEAD_BAND = 0.08
 MOST_USE = 0.95
+# So much higher at least, where removals were regretted and one is not to wait all the longer (`removals`).
+ROOMY_BAND = 0.2
 # Above what there is, the load may be so much more than replicas are trusted with, and no more than one does.
 MOST_OVER = 0.05
 # A rate ahead that is so many times that of now is a rise.
@@ -56,25 +51,22 @@ LEAST_BURST_SECONDS = 30.0
 DRAIN_SECONDS = 45.0
 MOST_ADDED = 8
 FEW_ADDED = 4
-SHARE_REMOVED = 0.1
-# Of the recommendations looked back on, one in so many may have been higher, so many at most.
-MOMENTS, MOST_MOMENTS = 6, 2
 SICK = "SickReplica"
-# A whole number, divided and multiplied by the same, may come out above itself by less than this.
-ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
     """How many replicas the load calls for, in numbers and words. needed: without the dead band, for which
-    none is added. rate, per_second: the rate ahead, with its bursts, and what one replica is trusted with, in
-    requests per second; 0 where they are not known."""
+    none is added. roomy: with room for such a rise as was regretted; 0 where that was not asked. rate,
+    per_second: the rate ahead, with its bursts, and what one replica is trusted with, in requests per second;
+    0 where they are not known."""
 
     replicas: int
     needed: int
     words: str
     rate: float = 0.0
     per_second: float = 0.0
+    roomy: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +101,18 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
             standing, why = situation.supply.ready + drained / found.per_second, ", and a queue that stands"
     elif situation.is_violated:
         rate = max(rate, expected.now)
-    needed = number = ceil(max(standing, rate / found.per_second))
-    desired = situation.supply.desired
+    roomy, needed = 0, ceil(max(standing, rate / found.per_second))
+    number, desired = needed, situation.supply.desired
     if number < desired:
-        number = _after_dead_band(situation, found, rate, number)
+        number = _after_dead_band(situation, found, rate, needed, DEAD_BAND)
+        if situation.memory.patience > 1.0:
+            band = max(ROOMY_BAND, situation.memory.rise)
+            roomy = _after_dead_band(situation, found, rate, number, band)
     elif not standing and _is_hardly_more(situation, found, rate):
         needed = number = desired
     words = f"{rate:.2f} requests/s expected, {found.per_second:.2f} per replica{why}"
     number, needed = (target.bound_replicas(max(1, one)) for one in (number, needed))
-    return Recommendation(number, needed, words, with_bursts, found.per_second)
+    return Recommendation(number, needed, words, with_bursts, found.per_second, roomy)
 
 
 def _is_hardly_more(situation: Situation, found: Sizing, rate: float) -> bool:
@@ -130,11 +125,11 @@ def _is_hardly_more(situation: Situation, found: Sizing, rate: float) -> bool:
     return is_right and not has_lost and rate <= most
 
 
-def _after_dead_band(situation: Situation, found: Sizing, rate: float, number: int) -> int:
-    """The fewest replicas, from `number` up to those that there are, that could take more than this rate.
-    With fewer to choose from, a gateway gives each of them more that come at once."""
+def _after_dead_band(situation: Situation, found: Sizing, rate: float, number: int, band: float) -> int:
+    """The fewest replicas, from `number` up to those that there are, that could take so much more than this
+    rate. With fewer to choose from, a gateway gives each of them more that come at once."""
 
-    most = rate * (1.0 + max(DEAD_BAND, found.drift or 0.0))
+    most = rate * (1.0 + max(band, found.drift or 0.0))
 
     def keeps(replica: Replica, fewer: int, share: float, taken: float) -> bool:
         if taken > fewer * found.bound:
@@ -208,50 +203,6 @@ def _raised(situation: Situation, wanted: int, few: int) -> int:
     desired = situation.supply.desired
     most = desired + min(MOST_ADDED, max(few, desired))
     return max(desired, situation.target.bound_replicas(min(wanted, most)))
-
-
-def looked_back_seconds(situation: Situation) -> float:
-    """How long fewer replicas must have been enough before one goes."""
-    seconds = situation.target.stabilization_seconds
-    return patience.looked_back_seconds(situation.memory, seconds, situation.lead_seconds)
-
-
-def highest(situation: Situation) -> int:
-    """What the time looked back called for at most, by what a replica is trusted with by now; but for moments
-    before now."""
-    found = situation.sizing
-    numbers = [
-        number if found is None else ceil(number * min(1.0, then / found.told_per_second or 1.0) - ROUNDING)
-        for _, number, then in situation.memory.recommended
-    ]
-    if not numbers:
-        return situation.supply.desired
-    seconds = situation.now - situation.memory.recommended[0][0]
-    # Of a shorter time, as after the first model, there is nothing else to go by.
-    is_whole = seconds >= (1.0 - 1.0 / MOMENTS) * looked_back_seconds(situation)
-    moments = min(MOST_MOMENTS, len(numbers) // MOMENTS) if is_whole else 0
-    return max(sorted(numbers)[-1 - moments], numbers[-1])
-
-
-def fewer(situation: Situation) -> int:
-    """The number after a removal, if one is due; else the number there is. See the header."""
-    supply, target = situation.supply, situation.target
-    desired, since = supply.desired, situation.memory.watched_since
-    if target.fixed_replicas is not None or situation.other_scaler or not situation.is_whole:
-        return desired
-    if since is None or situation.now - since < looked_back_seconds(situation):
-        return desired
-    removed = max(1, int(SHARE_REMOVED * desired), desired - supply.ready)
-    least = max(1, target.min_replicas, highest(situation) + supply.replaceable)
-    return min(desired, max(least, desired - removed))
-
-
-def unseen(situation: Situation) -> str:
-    """Whose silence keeps replicas that are not needed, in words; or ""."""
-    counted = situation.supply
-    if counted.unsampled:
-        return f"; none goes while {counted.unsampled} of {counted.ready} give no usable sample"
-    return "" if counted.is_gateway_sampled else "; none goes while a gateway gives no usable sample"
 
 
 def for_waiting(situation: Situation) -> int:
