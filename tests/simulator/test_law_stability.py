@@ -126,6 +126,21 @@ def test_a_removal_that_is_regretted_makes_the_next_one_wait(build: Any) -> None
     assert len(removals) <= 3, course.moves()
 
 
+def test_after_a_regret_a_load_that_has_fallen_far_is_followed_as_before(build: Any) -> None:
+    """One is too few for what comes for a minute and a half; of what comes later it could take five times."""
+    fell_at, looked_back = 330.0, 60.0
+    load = build.steps((240, 1.5), (90, 2.3), (400, 0.3))
+    course = build.course(load, build.slow(initial_replicas=3))
+    course.run()
+    assert course.memories[-1].patience == 3.0
+    assert 0.5 < course.memories[-1].rise < 2.0
+    down = [at for at, before, after in course.moves() if at > fell_at and after < before]
+    assert LOOKED_BACK_SECONDS - MOMENTS_SECONDS <= down[0] - fell_at < 2.0 * LOOKED_BACK_SECONDS, (
+        course.moves()
+    )
+    assert course.decisions[-1].replicas == 1
+
+
 def test_a_load_that_goes_on_to_rise_regrets_no_removal(build: Any) -> None:
     """One of two goes; the load calls for it again, half a minute later for many, and then for one."""
     load = build.steps((240, 0.5), (30, 1.8), (60, 6.0), (60, 0.5))

@@ -30,7 +30,7 @@ from headway_operator.slo.history import with_decision
 from headway_operator.slo.inputs import inputs
 from headway_operator.slo.marks import with_mark
 from headway_operator.slo.memory import Memory, Recommended
-from headway_operator.slo.patience import with_calm, with_raise, with_removal, with_risen
+from headway_operator.slo.patience import Load, with_calm, with_raise, with_removal, with_risen
 from headway_operator.slo.schedule import scheduled
 from headway_operator.slo.sick import sick
 from headway_operator.slo.situation import Situation, supply
@@ -326,13 +326,13 @@ def _remembered(situation: Situation, choice: Choice, recommendation: replicas.R
     if choice.trims is not None:
         memory = replace(memory, trims=choice.trims)
     looked_back = removals.looked_back_seconds(situation)
-    load = recommendation.rate, recommendation.per_second
+    load = Load(recommendation.rate, recommendation.per_second, situation.forecast.now)
     if choice.cause == "RemovedReplica":
-        memory = with_removal(memory, desired, *load, looked_back, now)
+        memory = with_removal(memory, desired, load, looked_back, now)
     # What stands in for a replica past its deadline, or wakes a service, takes nothing back.
     if choice.replicas > desired and recommendation.replicas > desired > 0:
-        memory = with_raise(memory, *load, looked_back, now)
-    memory = with_calm(with_risen(memory, *load, looked_back, now), now)
+        memory = with_raise(memory, load, looked_back, now)
+    memory = with_calm(with_risen(memory, load, looked_back, now), now)
     if choice.replicas > desired or memory.replicas_raised_at is None:
         memory = replace(memory, replicas_raised_at=now)
     if choice.replicas < desired:

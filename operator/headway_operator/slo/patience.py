@@ -11,7 +11,7 @@ since a load that rises needs a few more before it needs many, a regret is taken
 that within the time that was looked back before it.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from headway_operator.slo.memory import Memory, Regret
 
@@ -21,6 +21,21 @@ REGRET = 4.0
 GROWTH = 3.0
 MOST_SECONDS = 1800.0
 CALM_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """In requests per second. rate: the one ahead, with its bursts and without what waits, since a queue is
+    what a wrong removal leaves. per_second: what one replica is trusted with. level: the rate of now."""
+
+    rate: float
+    per_second: float
+    level: float
+
+    @property
+    def in_replicas(self) -> float:
+        """That its level is worth; 0 where what one does is not known."""
+        return self.level / self.per_second if self.per_second > 0.0 else 0.0
 
 
 def looked_back_seconds(memory: Memory, stabilization_seconds: float, lead_seconds: float) -> float:
@@ -34,32 +49,21 @@ def least_looked_back_seconds(stabilization_seconds: float, lead_seconds: float)
     return max(stabilization_seconds, LEADS_LOOKED_BACK * lead_seconds)
 
 
-def with_removal(
-    memory: Memory, before: int, rate: float, per_second: float, looked_back: float, now: float
-) -> Memory:
-    """The memory after one of so many replicas was removed because fewer are enough. rate, per_second: as in
-    `with_raise`. Of removals that go one after another those before the first count, and the load at the
-    last."""
-    load = _load(rate, per_second)
-    if memory.regret is None and _is_recent(memory, looked_back, now) and before < (memory.removed_from or 0):
-        return replace(memory, removed_at=now, removed_load=load)
-    return replace(
-        memory,
-        removed_at=now,
-        removed_load=load,
-        removed_from=before,
-        removed_per_second=per_second,
-        regret=None,
-    )
+def with_removal(memory: Memory, before: int, load: Load, looked_back: float, now: float) -> Memory:
+    """The memory after one of so many replicas was removed because fewer are enough. Of removals that go one
+    after another those before the first count, and the load at the last."""
+    is_next = _is_recent(memory, looked_back, now) and before < (memory.removed_from or 0)
+    memory = replace(memory, removed_at=now, removed_load=load.in_replicas)
+    if is_next and memory.regret is None:
+        return memory
+    return replace(memory, removed_from=before, removed_per_second=load.per_second, regret=None)
 
 
-def with_raise(memory: Memory, rate: float, per_second: float, looked_back: float, now: float) -> Memory:
-    """The memory after the load called for more replicas: whether that takes the last removal back. rate: the
-    one ahead, with its bursts and without what waits, since a queue is what a wrong removal leaves.
-    per_second: what one is trusted with."""
+def with_raise(memory: Memory, load: Load, looked_back: float, now: float) -> Memory:
+    """The memory after the load called for more replicas: whether that takes the last removal back."""
     if memory.regret is not None:
         return memory
-    if _is_beyond_those_removed(memory, rate, per_second) or not _is_recent(memory, looked_back, now):
+    if _is_beyond_those_removed(memory, load) or not _is_recent(memory, looked_back, now):
         return replace(memory, removed_at=None, removed_from=None)
     longest = max(1.0, memory.patience, MOST_SECONDS / looked_back * memory.patience)
     longer = min(longest, GROWTH * memory.patience)
@@ -68,23 +72,23 @@ def with_raise(memory: Memory, rate: float, per_second: float, looked_back: floa
         memory,
         patience=longer,
         patience_at=now,
-        rise=max(known, _rise(memory, rate, per_second)),
+        rise=max(known, _rise(memory, load)),
         regret=Regret(memory.patience, memory.patience_at, memory.rise),
     )
 
 
-def with_risen(memory: Memory, rate: float, per_second: float, looked_back: float, now: float) -> Memory:
+def with_risen(memory: Memory, load: Load, looked_back: float, now: float) -> Memory:
     """The memory after any pass: a regret is taken back where the rate has come to more than those before the
-    removal could take. rate, per_second: as in `with_raise`."""
+    removal could take."""
     regret = memory.regret
     if regret is None or memory.patience_at is None:
         return memory
     ended = replace(memory, removed_at=None, removed_from=None, regret=None)
     if now - memory.patience_at > looked_back * regret.patience / memory.patience:
         return ended
-    if not _is_beyond_those_removed(memory, rate, per_second):
+    if not _is_beyond_those_removed(memory, load):
         # It may go on to rise.
-        rise = _rise(memory, rate, per_second)
+        rise = _rise(memory, load)
         return memory if rise <= memory.rise else replace(memory, rise=rise)
     return replace(ended, patience=regret.patience, patience_at=regret.patience_at, rise=regret.rise)
 
@@ -101,18 +105,13 @@ def _is_recent(memory: Memory, looked_back: float, now: float) -> bool:
     return memory.removed_at is not None and now - memory.removed_at <= REGRET * looked_back
 
 
-def _is_beyond_those_removed(memory: Memory, rate: float, per_second: float) -> bool:
+def _is_beyond_those_removed(memory: Memory, load: Load) -> bool:
     """Whether a rate is more than those before the removal could take, by what one is trusted with or was
     then, whichever is more. A checkpoint of an earlier version does not say how many they were."""
-    most = max(per_second, memory.removed_per_second)
-    return memory.removed_from is not None and rate > memory.removed_from * most
+    most = max(load.per_second, memory.removed_per_second)
+    return memory.removed_from is not None and load.rate > memory.removed_from * most
 
 
-def _load(rate: float, per_second: float) -> float:
-    """In replicas, as far as each is trusted; 0 where that is not known."""
-    return rate / per_second if per_second > 0.0 else 0.0
-
-
-def _rise(memory: Memory, rate: float, per_second: float) -> float:
+def _rise(memory: Memory, load: Load) -> float:
     """Of the load since the last removal, as a share of it; 0 where that is not known."""
-    return max(0.0, _load(rate, per_second) / memory.removed_load - 1.0) if memory.removed_load > 0.0 else 0.0
+    return max(0.0, load.in_replicas / memory.removed_load - 1.0) if memory.removed_load > 0.0 else 0.0

@@ -104,10 +104,10 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
     roomy, needed = 0, ceil(max(standing, rate / found.per_second))
     number, desired = needed, situation.supply.desired
     if number < desired:
-        number = _after_dead_band(situation, found, rate, needed, DEAD_BAND)
+        number = _after_dead_band(situation, found, rate, needed, DEAD_BAND * rate)
         if situation.memory.patience > 1.0:
-            band = max(ROOMY_BAND, situation.memory.rise)
-            roomy = _after_dead_band(situation, found, rate, number, band)
+            risen = (1.0 + situation.memory.rise) * expected.now
+            roomy = _after_dead_band(situation, found, rate, number, max(ROOMY_BAND * rate, risen - rate))
     elif not standing and _is_hardly_more(situation, found, rate):
         needed = number = desired
     words = f"{rate:.2f} requests/s expected, {found.per_second:.2f} per replica{why}"
@@ -129,7 +129,7 @@ def _after_dead_band(situation: Situation, found: Sizing, rate: float, number: i
     """The fewest replicas, from `number` up to those that there are, that could take so much more than this
     rate. With fewer to choose from, a gateway gives each of them more that come at once."""
 
-    most = rate * (1.0 + max(band, found.drift or 0.0))
+    most = rate + max(band, rate * (found.drift or 0.0))
 
     def keeps(replica: Replica, fewer: int, share: float, taken: float) -> bool:
         if taken > fewer * found.bound:
