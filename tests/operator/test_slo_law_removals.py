@@ -91,6 +91,8 @@ def test_the_highest_recommendation_looked_back_on_holds(build: Any) -> None:
     decision, _ = quiet(build, recommended=6).decide()
     assert (decision.replicas, decision.cause) == (6, "Stabilizing")
     assert "would not have over the last 300 s" in decision.message
+    assert "taken back" not in decision.message
+    assert "regretted_rise" not in decision.evidence
 
 
 @pytest.mark.parametrize(
@@ -259,6 +261,9 @@ def test_after_a_regret_who_leaves_room_for_such_a_rise_waits_no_longer(
 ) -> None:
     decision, _ = regretted(build, roomy, since=since).decide()
     assert decision.replicas == want
+    words = ", or for 120 s with room for 25% more, since a removal was taken back"
+    assert (words in decision.message) == (want == 6)
+    assert decision.evidence["regretted_rise"] == 0.25
 
 
 def test_after_a_regret_moments_without_room_keep_no_replica_either(build: Any) -> None:

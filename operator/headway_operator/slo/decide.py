@@ -294,7 +294,7 @@ def _held(
         if highest < desired:
             since = situation.memory.watched_since or situation.now
             left = f"{highest} replicas would do for {min(wait, situation.now - since):.0f} of {wait:.0f} s"
-        left += removals.unseen(situation)
+        left += removals.regretted(situation) + removals.unseen(situation)
         return hold(situation, "Stabilizing", f"{words}; {left}")
     return hold(situation, "Steady", words)
 

@@ -32,22 +32,23 @@ def inputs(situation: Situation, recommendation: Recommendation) -> dict[str, fl
 
 def _learnt(situation: Situation, found: Sizing) -> dict[str, float]:
     """The step model, a replica's capacity, and the corrections of both."""
-    model, work = found.replica.model, found.replica.workload
+    model, work, memory = found.replica.model, found.replica.workload, situation.memory
     return {
         "step_base_milliseconds": round(model.base, 4),
         "step_prefill_token_milliseconds": round(model.prefill, 6),
         "step_sequence_milliseconds": round(model.sequence, 6),
         "step_kv_token_milliseconds": round(model.kv, 9),
         "step_pace": round(found.pace, 3),
-        "step_residual": round(situation.memory.fit.residual, 4),
+        "step_residual": round(memory.fit.residual, 4),
         "prompt_cost_per_request": round(work.prompt, 1),
         "generated_tokens_per_request": round(work.answer, 1),
         **({} if found.drift is None else {"usual_work": round(1.0 + found.drift, 3)}),
         "capacity_per_second": round(found.capacity.per_second, 4),
         "trusted_per_second": round(found.per_second, 4),
-        "kappa": round(situation.memory.kappa, 4),
-        "ttft_factor": round(situation.memory.factors.ttft, 4),
-        "tpot_factor": round(situation.memory.factors.tpot, 4),
+        "kappa": round(memory.kappa, 4),
+        **({} if memory.patience <= 1.0 else {"regretted_rise": round(memory.rise, 3)}),
+        "ttft_factor": round(memory.factors.ttft, 4),
+        "tpot_factor": round(memory.factors.tpot, 4),
         "best_max_num_seqs": found.capacity.limits.max_num_seqs,
         "full_max_num_seqs": found.capacity.full_num_seqs,
         "best_max_num_batched_tokens": found.capacity.limits.max_num_batched_tokens,

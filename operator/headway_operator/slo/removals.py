@@ -17,6 +17,7 @@ from math import ceil
 
 from headway_operator.slo import patience
 from headway_operator.slo.memory import Recommended
+from headway_operator.slo.replicas import ROOMY_BAND
 from headway_operator.slo.situation import Situation
 
 SHARE_REMOVED = 0.1
@@ -89,6 +90,15 @@ def _highest(
     is_whole = situation.now - recommended[0].at >= (1.0 - 1.0 / MOMENTS) * seconds
     moments = min(MOST_MOMENTS, len(numbers) // MOMENTS) if is_whole else 0
     return max(sorted(numbers)[-1 - moments], numbers[-1])
+
+
+def regretted(situation: Situation) -> str:
+    """What else would do for a removal than the longer time after a regret, in words; or ""."""
+    memory, seconds = situation.memory, _least_looked_back_seconds(situation)
+    if memory.patience <= 1.0 or situation.sizing is None:
+        return ""
+    room = max(ROOMY_BAND, memory.rise)
+    return f", or for {seconds:.0f} s with room for {room:.0%} more, since a removal was taken back"
 
 
 def unseen(situation: Situation) -> str:
