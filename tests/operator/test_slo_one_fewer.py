@@ -54,6 +54,16 @@ def test_the_highest_recommendation_of_the_time_looked_back_keeps_its_replicas(
     assert scene.decide()[0].replicas == 1
 
 
+def test_without_a_model_nobody_knows_of_room_after_a_regret(scene: Scene, build: Any) -> None:
+    watching(scene, build, 359.0, Recommended(NOW - 300.0, 2), Recommended(NOW - 50.0, 1))
+    scene.memory = replace(scene.memory, patience=3.0, patience_at=NOW - 400.0)
+    decision, _ = scene.decide()
+    assert (decision.replicas, decision.cause) == (2, "Stabilizing")
+    assert "room" not in decision.message
+    watching(scene, build, 360.0, Recommended(NOW - 361.0, 2), Recommended(NOW - 50.0, 1))
+    assert scene.decide()[0].replicas == 1
+
+
 @pytest.mark.parametrize(
     "change",
     [

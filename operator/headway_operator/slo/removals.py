@@ -47,28 +47,32 @@ def fewer(situation: Situation) -> int:
     desired, since = supply.desired, situation.memory.watched_since
     if target.fixed_replicas is not None or situation.other_scaler or not situation.is_whole:
         return desired
-    if since is None:
-        return desired
-    enough, watched = desired, situation.now - since
+    watched = 0.0 if since is None else situation.now - since
     if watched >= looked_back_seconds(situation):
-        enough = highest(situation)
-    elif watched < _least_looked_back_seconds(situation):
+        enough = min(highest(situation), _highest_roomy(situation))
+    elif watched >= _least_looked_back_seconds(situation):
+        enough = _highest_roomy(situation)
+    else:
         return desired
-    enough = min(enough, _highest_roomy(situation))
     removed = max(1, int(SHARE_REMOVED * desired), desired - supply.ready)
     least = max(1, target.min_replicas, enough + supply.replaceable)
     return min(desired, max(least, desired - removed))
 
 
 def _highest_roomy(situation: Situation) -> int:
-    """Likewise of the time that is looked back where nothing was regretted, with room to spare."""
+    """The same after a regret, of the time that is looked back without one, with room to spare; what there is
+    where that was not asked all the time."""
     memory, seconds = situation.memory, _least_looked_back_seconds(situation)
     regretted_at = memory.patience_at
-    if memory.patience <= 1.0 or regretted_at is None or situation.now - regretted_at < seconds:
-        # It was not asked all the time.
+    if not _is_asked_for_room(situation) or regretted_at is None or situation.now - regretted_at < seconds:
         return situation.supply.desired
     recommended = [one for one in memory.recommended if one.at > situation.now - seconds]
     return _highest(situation, recommended, [max(one.replicas, one.roomy) for one in recommended], seconds)
+
+
+def _is_asked_for_room(situation: Situation) -> bool:
+    """Without a model nobody knows what room there is."""
+    return situation.memory.patience > 1.0 and situation.sizing is not None
 
 
 def _least_looked_back_seconds(situation: Situation) -> float:
@@ -94,10 +98,9 @@ def _highest(
 
 def regretted(situation: Situation) -> str:
     """What else would do for a removal than the longer time after a regret, in words; or ""."""
-    memory, seconds = situation.memory, _least_looked_back_seconds(situation)
-    if memory.patience <= 1.0 or situation.sizing is None:
+    if not _is_asked_for_room(situation):
         return ""
-    room = max(ROOMY_BAND, memory.rise)
+    room, seconds = max(ROOMY_BAND, situation.memory.rise), _least_looked_back_seconds(situation)
     return f", or for {seconds:.0f} s with room for {room:.0%} more, since a removal was taken back"
 
 
