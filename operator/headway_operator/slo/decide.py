@@ -9,7 +9,7 @@ The algorithm:
    nobody has asked for anything for long enough: none (`sleep`).
 3. Move the batch limits to the best ones, trimmed by symptoms (`knobs`), and ask for replicas as the load to
    come needs (`replicas`), both at once if both are due.
-4. If fewer replicas have been enough for the whole time looked back, remove one, or a tenth.
+4. If fewer replicas have been enough for the whole time looked back, remove one, or a tenth (`removals`).
 5. Otherwise hold, and say why.
 
 Evidence from before a change says nothing about the state after it: rules look only at what was counted since
