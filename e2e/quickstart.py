@@ -52,11 +52,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m e2e.quickstart", description=__doc__)
     parser.add_argument("--users", type=int, default=24, help="users who ask one question after the other")
     arguments = parser.parse_args()
-    return asyncio.run(demonstrate(arguments.users))
+    try:
+        return asyncio.run(demonstrate(arguments.users))
+    except asyncio.CancelledError:
+        return 128 + signal.SIGTERM
 
 
 async def demonstrate(users: int) -> int:
-    """Serve, ask, load, judge."""
+    """Serve, ask, load, judge. Told to stop, it stops what it has started."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     target = float(yaml.safe_load(MANIFEST.read_text())["spec"]["slo"]["ttftMilliseconds"])
     with tempfile.TemporaryDirectory(prefix="headway-quickstart-") as folder:
         status_file = Path(folder) / "status.json"
@@ -88,13 +94,17 @@ async def _headway_up(status_file: Path) -> AsyncIterator[tuple[Process, str, fl
     print(f"$ headway {' '.join(command)}", flush=True)
     started_at = time.monotonic()
     up = await asyncio.create_subprocess_exec(sys.executable, "-m", "headway", *command)
+    # After a failure, or told to stop, nobody waits for what users still ask: a second signal says so.
+    signals = [signal.SIGTERM, signal.SIGHUP]
     try:
         url = f"http://127.0.0.1:{port}"
         await _wait_until_ready(url, up)
         yield up, url, started_at
+        signals.pop()
     finally:
         if up.returncode is None:
-            up.send_signal(signal.SIGINT)
+            for one in signals:
+                up.send_signal(one)
         await asyncio.wait_for(up.wait(), START_SECONDS)
 
 
