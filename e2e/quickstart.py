@@ -30,6 +30,7 @@ MANIFEST = Path(__file__).parent / "manifests" / "quickstart.yaml"
 MODEL = "demo"  # a service's model answers to the service's name
 PROMPTS = ["Count from 1 to 40.", "Tell me a story.", "Count from 20 to 60.", "Count from 5 to 50."]
 START_SECONDS = 60.0
+SIGNAL_SECONDS = 0.5  # signals that come together count as one
 BEFORE_SECONDS = 8.0  # the first seconds of the load, before the controller can have acted
 AFTER_SECONDS = 12.0  # the last seconds, on which the verdict stands
 ANSWERED_SECONDS = 2.0  # of requests sent later than that, the slow ones may not have a token yet
@@ -95,17 +96,22 @@ async def _headway_up(status_file: Path) -> AsyncIterator[tuple[Process, str, fl
     started_at = time.monotonic()
     up = await asyncio.create_subprocess_exec(sys.executable, "-m", "headway", *command)
     # After a failure, or told to stop, nobody waits for what users still ask: a second signal says so.
-    signals = [signal.SIGTERM, signal.SIGHUP]
+    signals = 2
     try:
         url = f"http://127.0.0.1:{port}"
         await _wait_until_ready(url, up)
         yield up, url, started_at
-        signals.pop()
+        signals = 1
     finally:
-        if up.returncode is None:
-            for one in signals:
-                up.send_signal(one)
-        await asyncio.wait_for(up.wait(), START_SECONDS)
+        for _ in range(signals):
+            if up.returncode is None:
+                up.terminate()
+                await asyncio.sleep(SIGNAL_SECONDS)
+        try:
+            await asyncio.wait_for(up.wait(), START_SECONDS)
+        except TimeoutError:
+            up.kill()  # gateway and replicas end with it
+            raise
 
 
 async def _wait_until_ready(url: str, up: Process) -> None:
