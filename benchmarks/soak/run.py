@@ -179,8 +179,8 @@ def _wait_for_port(process: subprocess.Popen[bytes], folder: Path) -> int:
     return int((folder / "port").read_text())
 
 
-async def soak(server: Server, seconds: float, seed: int, num_users: int) -> Outcome:
-    """Traffic for `seconds`, an orderly end, and what was found."""
+async def soak(server: Server, seconds: float, seed: int, num_users: int, num_requests: int = 0) -> Outcome:
+    """Traffic for `seconds` and until `num_requests` are done, an orderly end, and what was found."""
     seen = Seen()
     problems: list[str] = []
     stop = asyncio.Event()
@@ -193,7 +193,9 @@ async def soak(server: Server, seconds: float, seed: int, num_users: int) -> Out
             for index in range(num_users)
         ]
         limits = asyncio.ensure_future(_change_limits(session, server, seed, stop, problems))
-        while time.monotonic() - started < seconds and server.process.poll() is None:
+        while server.process.poll() is None and (
+            time.monotonic() - started < seconds or seen.done.total() < num_requests
+        ):
             samples.append(server.resident_bytes())
             await asyncio.sleep(min(1.0, seconds / 20))
         took = time.monotonic() - started

@@ -55,10 +55,10 @@ class Rests:
         elif self._can_connect is None:
             self.end(backend)
         else:
-            self._resting[backend] = asyncio.create_task(self._try(backend, self._can_connect(backend.url)))
+            self._resting[backend] = asyncio.create_task(self._try(backend, self._can_connect))
 
-    async def _try(self, backend: Backend, connects: Awaitable[bool]) -> None:
-        if await connects:
+    async def _try(self, backend: Backend, can_connect: Callable[[str], Awaitable[bool]]) -> None:
+        if await can_connect(backend.url):
             self.end(backend)
         else:
             self.begin(backend)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -10,9 +11,10 @@ import aiohttp
 import pytest
 from tests.gateway.pools import pool_of, ready, take, wait_for
 
-from headway_gateway.backend import BackendEntry
+from headway_gateway.backend import Backend, BackendEntry
 from headway_gateway.load import Pace
 from headway_gateway.pool import BackendPool
+from headway_gateway.rests import Rests
 
 if TYPE_CHECKING:
     from tests.gateway.conftest import StartGateway, StartReplica
@@ -247,6 +249,26 @@ async def test_a_backend_that_has_left_the_list_is_tried_no_more() -> None:
         lease.mark_unreachable()
     pool.close()
     await asyncio.sleep(0.3)
+    assert tried == []
+
+
+async def test_a_try_that_ends_before_it_has_begun_leaves_nothing_unawaited() -> None:
+    """The warning, where there is one, comes as the coroutine is collected, and fails the test."""
+    tried: list[str] = []
+
+    async def can_connect(url: str) -> bool:
+        tried.append(url)
+        return True
+
+    def is_known(backend: Backend) -> bool:  # asked just before the try's task is made
+        asyncio.get_running_loop().call_soon(rests.close)
+        return True
+
+    rests = Rests(is_known, can_connect, lambda: pytest.fail("nobody was tried"))
+    backend = Backend("a", "http://a:1", "ready")
+    rests.begin(backend)
+    await asyncio.sleep(backend.rest_seconds * 2)
+    gc.collect()
     assert tried == []
 
 

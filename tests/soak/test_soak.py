@@ -1,4 +1,4 @@
-"""A few seconds of the soak that `make soak` runs for minutes (benchmarks/soak/)."""
+"""A little of the soak that `make soak` runs for minutes (benchmarks/soak/)."""
 
 import asyncio
 
@@ -7,9 +7,8 @@ from benchmarks.soak import run
 
 def test_random_traffic_leaves_nothing_behind() -> None:
     with run.running_server() as server:
-        outcome = asyncio.run(run.soak(server, seconds=12.0, seed=20, num_users=16))
+        outcome = asyncio.run(run.soak(server, seconds=12.0, seed=20, num_users=16, num_requests=200))
     assert not outcome.problems, run.report(outcome)
-    assert sum(outcome.requests.values()) >= 50, "too little traffic to show anything"
     received = outcome.books.counters["received"]
     want = f"0 blocks in use, 0 running, 0 waiting; received {received} = ended {received}"
     assert want in run.report(outcome)
