@@ -56,6 +56,6 @@ def told_headway(jump_at: float) -> Controller[Memory]:
         if not asked:
             asked.append(MANY * max(1, decision.replicas))
         replicas = target.bound_replicas(max(decision.replicas, *asked))
-        return replace(decision, replicas=replicas), replace(after, replicas=replicas)
+        return replace(decision, replicas=replicas), after._replace(replicas=replicas)
 
     return Controller(CONTROLLER, shipped.begin, decide)

@@ -282,11 +282,11 @@ class Fleet:
         observed, sample = self.observed(), self.sample()
         # A checkpoint must lose nothing: every pass goes through JSON (but not through a restart's caution).
         stored = Memory.from_dict(json.loads(json.dumps(self.memory.to_dict())), self.now)
-        kept = replace(
-            stored,
+        kept = stored._replace(
             watched_since=self.memory.watched_since,
             idle_since=self.memory.idle_since,
             marks=self.memory.marks,
+            columns=self.memory.columns,
         )
         assert kept == self.memory or not self.decisions
         before = self.wanted

@@ -57,7 +57,7 @@ class Fleet:
     def promise(self, targets: Targets) -> None:
         """Instead of the one before."""
         self.target = replace(self.target, targets=targets)
-        self.memory = replace(self.memory, targets=targets)
+        self.memory = self.memory._replace(targets=targets)
 
     def pending(self, count: int, age: float = 5.0, reason: str = "") -> None:
         phase: ReplicaPhase = "pending"
@@ -65,7 +65,7 @@ class Fleet:
             self.replicas[f"p{number}"] = Replica(
                 f"p{number}", "1a2b3c4d", phase, None, created_at=NOW - age, reason=reason
             )
-        self.memory = replace(self.memory, replicas=len(self.replicas), replicas_raised_at=NOW - age)
+        self.memory = self.memory._replace(replicas=len(self.replicas), replicas_raised_at=NOW - age)
 
     def violated(self, *names: str) -> None:
         for name in names:
@@ -106,7 +106,7 @@ class Fleet:
         return (*made[:-1], last.with_totals(totals))
 
     def decide(self, now: float = NOW) -> tuple[Decision, Memory]:
-        return self.decided_with(replace(self.memory, slices=self.slices()), now)
+        return self.decided_with(self.memory._replace(slices=self.slices()), now)
 
     def decided_with(self, memory: Memory, now: float) -> tuple[Decision, Memory]:
         ready = [name for name, one in self.replicas.items() if one.phase == "ready"]
@@ -132,5 +132,5 @@ def quiet(build: Any, recommended: int = 3, ready: int = 6) -> Fleet:
     """Six replicas where three would do."""
     fleet = Fleet(build, ready, 9.0)
     history = tuple(Recommended(NOW - age, recommended) for age in (170.0, 110.0, 50.0))
-    fleet.memory = replace(fleet.memory, recommended=history)
+    fleet.memory = fleet.memory._replace(recommended=history)
     return fleet

@@ -53,7 +53,7 @@ class Scene:
         histogram = self.build.histogram(self.tpot)
         counts = {i: count for i, count in enumerate(histogram.counts) if count}
         past = Slice(self.now - 9, self.now, self.totals, {"tpot": counts})
-        memory = replace(self.memory, slices=(*self.past, past))
+        memory = self.memory._replace(slices=(*self.past, past))
         observed = Observed(
             revisions=(Revision("demo-1a2b3c4d", "1a2b3c4d", len(self.replicas), 0.0),),
             replicas=tuple(self.replicas.values()),

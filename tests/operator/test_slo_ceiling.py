@@ -21,7 +21,7 @@ def crowded(fleet: Fleet) -> Fleet:
     queues that are late for a minute, in all the places that they have."""
     fleet.counted = 100
     fleet.gauges |= {"running": BEST.max_num_seqs, "waiting": 20, "oldest_waiting_seconds": 2.0}
-    fleet.memory = replace(fleet.memory, crowded_since=NOW - 60.0, kappa_at=NOW - 5.0)
+    fleet.memory = fleet.memory._replace(crowded_since=NOW - 60.0, kappa_at=NOW - 5.0)
     return fleet
 
 
@@ -40,7 +40,7 @@ def test_replicas_are_thought_to_do_no_more_than_they_did_in_a_crowd(crowded: Fl
     assert first.replicas == 4
     assert memory.ceiling is not None
     assert memory.ceiling.per_second == pytest.approx(5.0)
-    crowded.memory = replace(crowded.memory, ceiling=memory.ceiling)
+    crowded.memory = crowded.memory._replace(ceiling=memory.ceiling)
     decision, memory = crowded.decide()
     assert decision.evidence["trusted_per_second"] == pytest.approx(5.0)
     assert (decision.cause, decision.replicas) == ("AddedReplicas", 5)
@@ -53,7 +53,7 @@ def test_fewer_places_than_the_best_show_less_than_a_replica_can_do_where_they_a
 ) -> None:
     few = replace(BEST, max_num_seqs=30)
     crowded.gauges |= {"limits": few, "running": running}
-    crowded.memory = replace(crowded.memory, limits=few, limits_changed_at=NOW - 300.0)
+    crowded.memory = crowded.memory._replace(limits=few, limits_changed_at=NOW - 300.0)
     assert shown(crowded) == pytest.approx(want)
 
 
@@ -84,15 +84,15 @@ def test_it_shows_nothing_where(crowded: Fleet, case: str) -> None:
         case "one gives no sample":
             crowded.lost = {"r0"}
         case "for less than ten seconds":
-            crowded.memory = replace(crowded.memory, crowded_since=NOW - 9.0)
+            crowded.memory = crowded.memory._replace(crowded_since=NOW - 9.0)
         case "of so few requests there is no telling":
             crowded.counted = 2
         case "the limits were changed":
-            crowded.memory = replace(crowded.memory, limits_changed_at=NOW - 12.0)
+            crowded.memory = crowded.memory._replace(limits_changed_at=NOW - 12.0)
         case "more come than are thought to be served":
             crowded.per_second = 4.5 * CAPACITY
         case "nobody looked":
-            crowded.memory = replace(crowded.memory, kappa_at=NOW - 90.0)
+            crowded.memory = crowded.memory._replace(kappa_at=NOW - 90.0)
         case "they do what they are thought to":
             crowded.counted = 130
         case "prompts were of another length":
@@ -112,7 +112,7 @@ def test_it_shows_nothing_where(crowded: Fleet, case: str) -> None:
 def test_another_crowd_corrects_it(
     crowded: Fleet, known: float, per_second: float, counted: int, want: float
 ) -> None:
-    crowded.memory = replace(crowded.memory, ceiling=seen(known))
+    crowded.memory = crowded.memory._replace(ceiling=seen(known))
     crowded.per_second, crowded.counted = per_second, counted
     assert shown(crowded) == pytest.approx(want, rel=0.02)
 
@@ -130,7 +130,7 @@ def test_what_they_do_for_a_minute_without_anybody_late_they_can_do(
     fleet: Fleet, counted: int, late_seconds_ago: float, want: float
 ) -> None:
     fleet.counted, fleet.per_second = counted, 10.0
-    fleet.memory = replace(fleet.memory, ceiling=seen(5.0), late_at=NOW - late_seconds_ago)
+    fleet.memory = fleet.memory._replace(ceiling=seen(5.0), late_at=NOW - late_seconds_ago)
     assert shown(fleet) == pytest.approx(want)
 
 
@@ -147,7 +147,7 @@ def test_what_they_do_for_a_minute_without_anybody_late_they_can_do(
 def test_other_requests_and_more_places_are_not_held_to_it(
     fleet: Fleet, known: Ceiling, *, binds: bool
 ) -> None:
-    fleet.memory = replace(fleet.memory, ceiling=known)
+    fleet.memory = fleet.memory._replace(ceiling=known)
     decision, memory = fleet.decide()
     trusted = decision.evidence["trusted_per_second"]
     assert trusted == pytest.approx(3.0 if binds else CAPACITY, rel=0.02)
@@ -159,8 +159,8 @@ def test_other_requests_and_more_places_are_not_held_to_it(
 def test_requests_that_are_not_like_those_take_no_replicas_at_once(build: Any) -> None:
     """What was asked for by the ceiling is looked back on like all else."""
     fleet = Fleet(build, 10, 20.0)
-    fleet.memory = replace(fleet.memory, ceiling=replace(seen(3.0), answer=300.0))
-    fleet.memory = replace(fleet.memory, recommended=(Recommended(NOW - 100.0, 10, CAPACITY),))
+    fleet.memory = fleet.memory._replace(ceiling=replace(seen(3.0), answer=300.0))
+    fleet.memory = fleet.memory._replace(recommended=(Recommended(NOW - 100.0, 10, CAPACITY),))
     decision, _ = fleet.decide()
     assert decision.evidence["recommended_replicas"] < 10
     assert decision.replicas == 10
@@ -175,7 +175,7 @@ def test_it_comes_back_by_a_hundredth_a_minute_with_lost_trust(
     """However little replicas do, since that it is low has brought more of them. The model's word, of which
     they do less than three quarters, is trusted no further by that."""
     fleet.per_second = per_second
-    fleet.memory = replace(fleet.memory, ceiling=seen(4.0), kappa=kappa, kappa_at=NOW - 60.0)
+    fleet.memory = fleet.memory._replace(ceiling=seen(4.0), kappa=kappa, kappa_at=NOW - 60.0)
     _, memory = fleet.decide()
     assert memory.ceiling is not None
     assert memory.ceiling.per_second == pytest.approx(4.04)
@@ -186,7 +186,7 @@ def test_a_cut_of_trust_cuts_it_where_it_is_what_counts(fleet: Fleet) -> None:
     fleet.violated("tpot")
     fleet.per_second = 10.0
     for known, want in ((4.0, 3.6), (7.0, 7.0), (0.5 * CAPACITY, 0.5 * CAPACITY)):
-        fleet.memory = replace(fleet.memory, ceiling=seen(known))
+        fleet.memory = fleet.memory._replace(ceiling=seen(known))
         _, memory = fleet.decide()
         assert memory.kappa == pytest.approx(0.9)
         assert memory.ceiling is not None
@@ -194,16 +194,16 @@ def test_a_cut_of_trust_cuts_it_where_it_is_what_counts(fleet: Fleet) -> None:
 
 
 def test_it_is_forgotten_with_its_targets_and_its_revision(fleet: Fleet) -> None:
-    fleet.memory = replace(fleet.memory, ceiling=seen(4.0))
+    fleet.memory = fleet.memory._replace(ceiling=seen(4.0))
     assert fleet.decide()[1].ceiling == seen(4.0)
-    fleet.memory = replace(fleet.memory, revision="another")
+    fleet.memory = fleet.memory._replace(revision="another")
     assert fleet.decide()[1].ceiling is None
-    fleet.memory = replace(fleet.memory, revision="1a2b3c4d", targets=Targets(900.0, 26.0))
+    fleet.memory = fleet.memory._replace(revision="1a2b3c4d", targets=Targets(900.0, 26.0))
     assert fleet.decide()[1].ceiling is None
 
 
 def test_it_outlives_a_restart(fleet: Fleet) -> None:
-    memory = replace(fleet.memory, ceiling=seen(5.0), crowded_since=NOW - 20.0, revision="1a2b3c4d")
+    memory = fleet.memory._replace(ceiling=seen(5.0), crowded_since=NOW - 20.0, revision="1a2b3c4d")
     kept = Memory.from_dict(json.loads(json.dumps(memory.to_dict())), NOW)
     assert (kept.ceiling, kept.crowded_since, kept.revision) == (seen(5.0), NOW - 20.0, "1a2b3c4d")
     data = memory.to_dict()

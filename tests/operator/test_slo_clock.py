@@ -14,7 +14,7 @@ from headway_operator.slo.persistence import Persistence
 def test_two_hours_back_cost_neither_trust_nor_what_was_learnt(fleet: Fleet) -> None:
     _, memory = fleet.decide()
     told = Persistence(4.0, 1.0, 0.5, NOW, ((NOW + 60.0, 10.0, 20.0),))
-    memory = replace(memory, course=replace(memory.course, persistence=told), late_since=NOW - 30.0)
+    memory = memory._replace(course=replace(memory.course, persistence=told), late_since=NOW - 30.0)
     assert with_clock(memory, NOW - 7200.0).late_since == NOW - 7200.0
     decision, after = fleet.decided_with(memory, NOW - 7200.0)
     assert after.course.persistence == replace(told, faded_at=NOW - 7200.0, foretold=())
@@ -44,5 +44,5 @@ def test_a_little_back_forgets_nothing(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("kappa", [-0.4, 7.0])
 def test_trust_out_of_range_is_brought_back_from_a_checkpoint(kappa: float) -> None:
-    data = replace(Memory(), kappa=kappa).to_dict()
+    data = Memory(kappa=kappa).to_dict()
     assert 0.5 <= Memory.from_dict(data, NOW).kappa <= 1.1

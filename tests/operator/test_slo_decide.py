@@ -12,7 +12,7 @@ from headway_operator.slo.slices import Slice
 
 def test_a_queue_at_the_cap_with_slack_raises_the_batch_limit(scene: Scene) -> None:
     scene.slow_ttft()
-    scene.memory = replace(scene.memory, violated_since=NOW - 5)
+    scene.memory = scene.memory._replace(violated_since=NOW - 5)
     decision, memory = scene.decide()
     assert decision.limits == Limits(32, 512)
     assert (decision.replicas, decision.cause, decision.blocker) == (1, "RaisedBatchLimit", "")
@@ -23,7 +23,7 @@ def test_a_queue_at_the_cap_with_slack_raises_the_batch_limit(scene: Scene) -> N
 
 def test_the_batch_limit_keeps_room_for_one_token_of_each(scene: Scene) -> None:
     scene.slow_ttft()
-    scene.memory = replace(scene.memory, limits=Limits(8, 16))
+    scene.memory = scene.memory._replace(limits=Limits(8, 16))
     assert scene.decide()[0].limits == Limits(32, 32)
 
 
@@ -38,7 +38,7 @@ def test_replicas_are_added_where_no_limit_can_help(scene: Scene, change: dict[s
     scene.slow_ttft()
     scene.sample(**change)
     limits = change.get("limits", Limits(8, 512))
-    scene.memory = replace(scene.memory, limits=limits)
+    scene.memory = scene.memory._replace(limits=limits)
     decision, _ = scene.decide()
     assert (decision.replicas, decision.limits, decision.cause) == (2, limits, "AddedReplicas")
     assert "replicas 1 -> 2" in decision.message
@@ -67,7 +67,7 @@ def test_a_prefill_that_dominates_raises_the_token_budget(scene: Scene) -> None:
         "prefill_count": 30,
     }
     scene.sample(running=8)
-    scene.memory = replace(scene.memory, violated_since=NOW - 5)
+    scene.memory = scene.memory._replace(violated_since=NOW - 5)
     decision, _ = scene.decide()
     assert (decision.limits, decision.cause) == (Limits(8, 1024), "RaisedTokenBudget")
 
@@ -75,7 +75,7 @@ def test_a_prefill_that_dominates_raises_the_token_budget(scene: Scene) -> None:
 def test_an_idle_replica_that_misses_the_target_is_not_multiplied(scene: Scene) -> None:
     scene.totals |= {"ttft_missed": 30, "prefill_milliseconds": 12_000, "prefill_count": 30}
     scene.sample(running=1)
-    scene.memory = replace(scene.memory, limits=Limits(8, 2048))
+    scene.memory = scene.memory._replace(limits=Limits(8, 2048))
     decision, _ = scene.decide()
     assert (decision.replicas, decision.blocker) == (1, "TargetInfeasible")
     assert "even an idle replica misses this target" in decision.message
@@ -83,7 +83,7 @@ def test_an_idle_replica_that_misses_the_target_is_not_multiplied(scene: Scene) 
 
 def test_slow_tokens_lower_the_batch_limit(scene: Scene) -> None:
     scene.slow_tpot()
-    scene.memory = replace(scene.memory, violated_since=NOW - 5)
+    scene.memory = scene.memory._replace(violated_since=NOW - 5)
     decision, _ = scene.decide()
     assert (decision.limits, decision.cause) == (Limits(5, 512), "LoweredBatchLimit")
 
@@ -91,7 +91,7 @@ def test_slow_tokens_lower_the_batch_limit(scene: Scene) -> None:
 def test_slow_tokens_among_many_prompts_lower_the_token_budget(scene: Scene) -> None:
     scene.slow_tpot()
     scene.totals |= {"prompt_tokens": 5000}
-    scene.memory = replace(scene.memory, violated_since=NOW - 5, limits=Limits(8, 1024))
+    scene.memory = scene.memory._replace(violated_since=NOW - 5, limits=Limits(8, 1024))
     decision, _ = scene.decide()
     assert (decision.limits, decision.cause) == (Limits(8, 716), "LoweredTokenBudget")
 
@@ -100,10 +100,10 @@ def test_slow_tokens_never_take_the_budget_below_a_quarter_of_its_highest(scene:
     """What a small budget costs nobody knows without a model; prompts would starve."""
     scene.slow_tpot()
     scene.totals |= {"prompt_tokens": 5000}
-    scene.memory = replace(scene.memory, violated_since=NOW - 5, limits=Limits(8, 600))
+    scene.memory = scene.memory._replace(violated_since=NOW - 5, limits=Limits(8, 600))
     decision, memory = scene.decide()
     assert decision.limits == Limits(8, 512)
-    scene.memory = replace(memory, limits_changed_at=NOW - 60)
+    scene.memory = memory._replace(limits_changed_at=NOW - 60)
     assert scene.decide()[0].limits.max_num_batched_tokens == 512
 
 
@@ -142,17 +142,17 @@ def test_a_past_violation_without_misses_now_changes_nothing(scene: Scene) -> No
 
 def test_a_change_of_limits_is_given_time_to_act(scene: Scene) -> None:
     scene.slow_ttft()
-    scene.memory = replace(scene.memory, limits_changed_at=NOW - 3)
+    scene.memory = scene.memory._replace(limits_changed_at=NOW - 3)
     decision, _ = scene.decide()
     assert (decision.replicas, decision.limits, decision.cause) == (1, Limits(8, 512), "Settling")
 
 
 def test_a_queue_that_shrinks_fast_enough_needs_no_help(scene: Scene) -> None:
     scene.slow_ttft()
-    scene.memory = replace(scene.memory, backlog=80, backlog_at=NOW - 5)
+    scene.memory = scene.memory._replace(backlog=80, backlog_at=NOW - 5)
     decision, _ = scene.decide()
     assert (decision.replicas, decision.limits, decision.cause) == (1, Limits(8, 512), "Recovering")
-    scene.memory = replace(scene.memory, backlog=42, backlog_at=NOW - 5)
+    scene.memory = scene.memory._replace(backlog=42, backlog_at=NOW - 5)
     assert scene.decide()[0].limits != Limits(8, 512)
 
 
@@ -184,7 +184,7 @@ def test_a_queue_without_a_ttft_target_is_still_helped(scene: Scene) -> None:
 def test_a_place_about_to_be_taken_counts_as_taken(scene: Scene) -> None:
     scene.slow_ttft()
     scene.target = replace(scene.target, lowest=Limits(1, 512))
-    scene.memory = replace(scene.memory, limits=Limits(2, 512), violated_since=NOW - 5)
+    scene.memory = scene.memory._replace(limits=Limits(2, 512), violated_since=NOW - 5)
     scene.sample(running=1, limits=Limits(2, 512))
     assert scene.decide()[0].cause == "RaisedBatchLimit"
 
@@ -193,7 +193,7 @@ def test_a_new_replica_without_a_queue_does_not_hide_that_the_other_is_full(scen
     scene.slow_ttft()
     scene.replicas["b"] = build.replica("b")
     scene.samples["b"] = build.sample(NOW, limits=Limits(8, 512))
-    scene.memory = replace(scene.memory, replicas=2, violated_since=NOW - 5)
+    scene.memory = scene.memory._replace(replicas=2, violated_since=NOW - 5)
     assert scene.decide()[0].cause == "RaisedBatchLimit"
     scene.sample(running=5, waiting=20, oldest_waiting_seconds=3.0)
     assert scene.decide()[0].cause == "RaisedTokenBudget"
@@ -202,7 +202,7 @@ def test_a_new_replica_without_a_queue_does_not_hide_that_the_other_is_full(scen
 def test_another_beginning_of_the_limits_is_taken_at_once(scene: Scene) -> None:
     decision, memory = scene.decide()
     assert decision.limits == Limits(8, 512)
-    scene.memory = replace(memory, limits=Limits(40, 1024))
+    scene.memory = memory._replace(limits=Limits(40, 1024))
     assert scene.decide()[0].limits == Limits(40, 1024)
     scene.target = replace(scene.target, initial=Limits(16, 256))
     assert scene.decide()[0].limits == Limits(16, 256)

@@ -96,7 +96,7 @@ def test_an_idle_replica_takes_the_steps_that_its_first_token_takes() -> None:
 
 def test_a_checkpoint_keeps_them_and_those_of_earlier_versions_have_none() -> None:
     work = Workload(2e4, 5e8, 200.0, 9e3, 0.01, 9e3)
-    written = replace(Memory(began_at=1.0), workload=work).to_dict()
+    written = Memory(began_at=1.0, workload=work).to_dict()
     assert Memory.from_dict(written, 2.0).workload == work
     # Earlier versions take the five numbers that they know, and ignore what they do not.
     assert len(written["workload"]) == 5

@@ -56,7 +56,7 @@ def test_what_requests_see_of_steps_puts_right_what_is_told(
 def test_a_queue_at_a_low_cap_jumps_to_the_models_best_limits(fleet: Fleet) -> None:
     fleet.violated("ttft")
     fleet.gauges |= {"limits": Limits(2, 256), "running": 2, "waiting": 20, "oldest_waiting_seconds": 3.0}
-    fleet.memory = replace(fleet.memory, limits=Limits(2, 256))
+    fleet.memory = fleet.memory._replace(limits=Limits(2, 256))
     decision, memory = fleet.decide()
     assert (decision.limits, decision.cause) == (BEST, "RaisedBatchLimit")
     assert (
@@ -68,7 +68,7 @@ def test_a_queue_at_a_low_cap_jumps_to_the_models_best_limits(fleet: Fleet) -> N
 def test_a_demand_beyond_capacity_adds_replicas_with_the_limits(fleet: Fleet) -> None:
     fleet.violated("ttft")
     fleet.per_second = 6.5 * CAPACITY
-    fleet.memory = replace(fleet.memory, limits=Limits(2, 256))
+    fleet.memory = fleet.memory._replace(limits=Limits(2, 256))
     decision, _ = fleet.decide()
     assert (decision.replicas, decision.limits, decision.cause) == (7, BEST, "AddedReplicas")
 
@@ -76,7 +76,7 @@ def test_a_demand_beyond_capacity_adds_replicas_with_the_limits(fleet: Fleet) ->
 @pytest.mark.parametrize("sign", ["full", "preempting"])
 def test_memory_that_is_short_never_raises_the_cap(fleet: Fleet, sign: str) -> None:
     fleet.violated("ttft")
-    fleet.memory = replace(fleet.memory, limits=Limits(8, 2048))
+    fleet.memory = fleet.memory._replace(limits=Limits(8, 2048))
     fleet.gauges |= {"limits": Limits(8, 2048), "running": 8}
     if sign == "full":
         fleet.gauges["kv_blocks_used"] = 900
@@ -124,7 +124,7 @@ def test_prompts_less_spread_than_they_are_taken_for_are_known_by_the_factor(fle
     fleet.violated("ttft")
     fleet.promise(Targets(100.0, 26.0))
     fleet.per_second = 2.0
-    fleet.memory = replace(fleet.memory, factors=Factors(ttft=0.4))
+    fleet.memory = fleet.memory._replace(factors=Factors(ttft=0.4))
     assert fleet.decide()[0].blocker != "TargetInfeasible"
 
 
@@ -133,8 +133,7 @@ def test_a_sick_replica_costs_neither_trust_nor_limits_nor_replicas(fleet: Fleet
     fleet.violated("ttft")
     fleet.per_second = 8.0
     zero = of_replica(fleet.build.sample(NOW, targets=fleet.target.targets))
-    fleet.memory = replace(
-        fleet.memory,
+    fleet.memory = fleet.memory._replace(
         marks=with_mark((), dict.fromkeys(fleet.replicas, zero), NOW - 90),
         limits_changed_at=NOW - 120,
     )
@@ -171,7 +170,7 @@ def test_a_target_that_one_sequence_misses_is_infeasible_before_anybody_misses_i
 
 
 def test_latencies_measured_worse_than_predicted_are_believed(fleet: Fleet) -> None:
-    fleet.memory = replace(fleet.memory, factors=Factors(ttft=2.0, tpot=1.4))
+    fleet.memory = fleet.memory._replace(factors=Factors(ttft=2.0, tpot=1.4))
     assert fleet.decide()[0].replicas > 4
 
 
@@ -199,7 +198,7 @@ def learnt(build: Any, *, counted: int = 10, passed: float | None = None, known:
         fleet = Fleet(build, 4, 4 * CAPACITY)
         fleet.counted = counted
         factors_at = None if passed is None else NOW - passed
-        fleet.memory = replace(fleet.memory, factors=Factors(num_tpot=known), factors_at=factors_at)
+        fleet.memory = fleet.memory._replace(factors=Factors(num_tpot=known), factors_at=factors_at)
         return log(fleet.decide()[1].factors.tpot)
 
     return moved(counted, passed, known) / moved(100_000, None, 0.0)
@@ -227,8 +226,8 @@ def test_what_many_passes_said_is_not_forgotten_for_one(build: Any) -> None:
     fleet = Fleet(build, 4, 4 * CAPACITY)
     fleet.counted = 10_000
     for passed in (*(5.0,) * 40, 0.2, 0.0):
-        fleet.memory = replace(fleet.memory, factors_at=NOW - passed)
-        fleet.memory = replace(fleet.memory, factors=fleet.decide()[1].factors)
+        fleet.memory = fleet.memory._replace(factors_at=NOW - passed)
+        fleet.memory = fleet.memory._replace(factors=fleet.decide()[1].factors)
     known = fleet.memory.factors.num_tpot
     assert known > 20.0
     assert learnt(build, counted=10_000, passed=5.0, known=known) == pytest.approx(0.05, rel=0.05)
@@ -238,9 +237,9 @@ def test_what_was_measured_far_from_what_a_replica_can_do_is_learnt_slowly(build
     fleet = Fleet(build, 4, 0.3 * 4 * CAPACITY)
     seen = []
     for passed in (5.0, 5.0, None):
-        fleet.memory = replace(fleet.memory, factors_at=None if passed is None else NOW - passed)
+        fleet.memory = fleet.memory._replace(factors_at=None if passed is None else NOW - passed)
         _, memory = fleet.decide()
-        fleet.memory = replace(fleet.memory, factors=memory.factors)
+        fleet.memory = fleet.memory._replace(factors=memory.factors)
         seen.append(abs(log(memory.factors.tpot)))
     first, second, whole = seen
     assert 0.0 < first < 0.1 * whole
@@ -254,7 +253,7 @@ def test_a_decision_does_not_depend_on_what_the_clock_says_besides_its_argument(
 
 def test_what_was_learnt_survives_a_checkpoint(fleet: Fleet) -> None:
     _, memory = fleet.decide()
-    forgotten = replace(memory, watched_since=None, idle_since=None, marks=())
+    forgotten = memory._replace(watched_since=None, idle_since=None, marks=())
     assert Memory.from_dict(memory.to_dict(), NOW) == forgotten
 
 
@@ -264,7 +263,7 @@ def test_a_model_of_short_contexts_is_not_asked_about_long_ones(fleet: Fleet) ->
     def capacity(context: float) -> float:
         decoded = (4000.0, 0.0, 4000.0, 4000.0 * context, *(0.0,) * 11)
         fit = StepFit({"d1": decoded}, StepModel(base=1.6, prefill=0.05, sequence=0.0, kv=0.14))
-        fleet.memory = replace(fleet.memory, fit=fit)
+        fleet.memory = fleet.memory._replace(fit=fit)
         return fleet.decide()[0].evidence["capacity_per_second"]
 
     # The load attends to 1,200: it would take 168 ms a sequence.
@@ -282,7 +281,7 @@ def test_a_target_that_guesses_keep_is_feasible(fleet: Fleet) -> None:
     ]
     for factor, totals in cases:
         fleet.totals = totals
-        fleet.memory = replace(fleet.memory, factors=Factors(tpot=factor))
+        fleet.memory = fleet.memory._replace(factors=Factors(tpot=factor))
         decision, memory = fleet.decide()
         assert not decision.advice
         assert decision.replicas > 4
@@ -293,5 +292,5 @@ def test_a_target_that_guesses_keep_is_feasible(fleet: Fleet) -> None:
 def test_of_plain_steps_the_factor_is_learnt_from_what_was_predicted(fleet: Fleet) -> None:
     """Where little runs, tokens come hardly later than a plain step beside nothing else ends: no guess."""
     fleet.tpot_bucket = 19
-    fleet.memory = replace(fleet.memory, factors=Factors(tpot=1.3), factors_at=NOW)
+    fleet.memory = fleet.memory._replace(factors=Factors(tpot=1.3), factors_at=NOW)
     assert fleet.decide()[1].factors.tpot == 1.3

@@ -14,12 +14,12 @@ def test_slow_tokens_among_many_prompts_trim_the_budget_and_no_further(fleet: Fl
     fleet.violated("tpot")
     fleet.per_second = 8.0
     steps = StepFit(model=replace(MODEL, prefill=0.06, sequence=0.2))
-    fleet.memory = replace(fleet.memory, fit=steps, limits=Limits(32, 2048))
+    fleet.memory = fleet.memory._replace(fit=steps, limits=Limits(32, 2048))
     decision, memory = fleet.decide()
     assert (decision.limits, decision.cause) == (Limits(32, 1638), "LoweredTokenBudget")
     assert "trimmed for what is measured" in decision.message
     for _ in range(5):
-        fleet.memory = replace(memory, limits_changed_at=NOW - 60, kappa_cut_at=None)
+        fleet.memory = memory._replace(limits_changed_at=NOW - 60, kappa_cut_at=None)
         decision, memory = fleet.decide()
     assert decision.limits.max_num_batched_tokens == 1638
 
@@ -33,7 +33,7 @@ def test_slow_tokens_of_many_sequences_trim_the_batch_but_make_no_queue(
     fleet.violated("tpot")
     fleet.gauges["running"] = running
     fit = StepFit(model=replace(MODEL, prefill=0.03, sequence=0.3))
-    fleet.memory = replace(fleet.memory, fit=fit, limits=Limits(36, 2048))
+    fleet.memory = fleet.memory._replace(fit=fit, limits=Limits(36, 2048))
     decision, _ = fleet.decide()
     assert decision.cause == "LoweredBatchLimit"
     best = decision.evidence["best_max_num_seqs"]
@@ -56,7 +56,7 @@ def test_no_queue_is_made_where_replicas_lack_but_a_little(
     fleet.per_second = load * CAPACITY
     fleet.gauges |= {"waiting": waiting, "oldest_waiting_seconds": 5.0 if waiting else 0.0}
     numbers = fleet.decide()[0].evidence
-    fleet.memory = replace(fleet.memory, limits=Limits(20, 2048))
+    fleet.memory = fleet.memory._replace(limits=Limits(20, 2048))
     decision, _ = fleet.decide()
     assert (decision.limits.max_num_seqs > numbers["best_max_num_seqs"]) is is_room_for_all
 
@@ -76,13 +76,13 @@ def test_more_load_than_can_be_served_lets_in_only_whom_tpot_is_kept_for(
     fleet.per_second = 8.0 * CAPACITY
     running = {"running": 33, "waiting": waiting, "oldest_waiting_seconds": oldest_waiting_seconds}
     fleet.gauges |= running
-    fleet.memory = replace(fleet.memory, fit=StepFit(model=replace(MODEL, sequence=0.35)))
+    fleet.memory = fleet.memory._replace(fit=StepFit(model=replace(MODEL, sequence=0.35)))
     numbers = fleet.decide()[0].evidence
     best, full = numbers["best_max_num_seqs"], numbers["full_max_num_seqs"]
     assert full < best
     # From the best, though it is near; and back from far.
     for limit in (int(best), 60):
-        fleet.memory = replace(fleet.memory, limits=Limits(limit, 2048))
+        fleet.memory = fleet.memory._replace(limits=Limits(limit, 2048))
         decision, _ = fleet.decide()
         assert decision.limits.max_num_seqs == (full if is_full else best)
 
@@ -90,7 +90,7 @@ def test_more_load_than_can_be_served_lets_in_only_whom_tpot_is_kept_for(
 def test_both_broken_take_the_best_limits_and_replicas_at_once(fleet: Fleet) -> None:
     fleet.violated("ttft", "tpot")
     fleet.per_second = 6.5 * CAPACITY
-    fleet.memory = replace(fleet.memory, trims=(0.8, 0.8), limits=Limits(26, 1638))
+    fleet.memory = fleet.memory._replace(trims=(0.8, 0.8), limits=Limits(26, 1638))
     decision, memory = fleet.decide()
     assert decision.replicas == 7
     assert decision.limits.max_num_batched_tokens > 1638
@@ -98,8 +98,8 @@ def test_both_broken_take_the_best_limits_and_replicas_at_once(fleet: Fleet) -> 
 
 
 def test_trims_go_back_while_nothing_is_wrong(fleet: Fleet) -> None:
-    fleet.memory = replace(
-        fleet.memory, trims=(1.0, 0.8), limits=Limits(33, 1638), limits_changed_at=NOW - 20
+    fleet.memory = fleet.memory._replace(
+        trims=(1.0, 0.8), limits=Limits(33, 1638), limits_changed_at=NOW - 20
     )
     decision, memory = fleet.decide()
     assert memory.trims[0] == 1.0
@@ -121,7 +121,7 @@ def test_a_few_more_places_are_worth_a_change_where_all_are_taken(
     fleet: Fleet, running: int, waiting: int, limit: int, want: int
 ) -> None:
     fleet.gauges |= {"running": running, "waiting": waiting, "limits": Limits(limit, 2048)}
-    fleet.memory = replace(fleet.memory, limits=Limits(limit, 2048))
+    fleet.memory = fleet.memory._replace(limits=Limits(limit, 2048))
     decision, _ = fleet.decide()
     assert decision.limits.max_num_seqs == want
     assert decision.cause == ("RaisedBatchLimit" if want > limit else "Steady")
@@ -130,13 +130,13 @@ def test_a_few_more_places_are_worth_a_change_where_all_are_taken(
 def test_no_few_more_places_are_given_while_tpot_is_missed(fleet: Fleet) -> None:
     fleet.violated("tpot")
     fleet.gauges |= {"running": 29, "waiting": 3, "limits": Limits(29, 2048)}
-    fleet.memory = replace(fleet.memory, limits=Limits(29, 2048))
+    fleet.memory = fleet.memory._replace(limits=Limits(29, 2048))
     decision, _ = fleet.decide()
     assert decision.limits.max_num_seqs <= 29
 
 
 def test_limits_are_looked_at_again_after_fifteen_seconds(fleet: Fleet) -> None:
-    fleet.memory = replace(fleet.memory, limits=Limits(8, 256), limits_changed_at=NOW - 14)
+    fleet.memory = fleet.memory._replace(limits=Limits(8, 256), limits_changed_at=NOW - 14)
     assert fleet.decide()[0].limits == Limits(8, 256)
-    fleet.memory = replace(fleet.memory, limits=Limits(8, 256), limits_changed_at=NOW - 15)
+    fleet.memory = fleet.memory._replace(limits=Limits(8, 256), limits_changed_at=NOW - 15)
     assert fleet.decide()[0].limits == BEST

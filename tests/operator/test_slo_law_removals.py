@@ -15,17 +15,17 @@ from headway_operator.slo.memory import Recommended, Regret
 @pytest.mark.parametrize("age", [5.0, 700.0], ids=["at once", "past the deadline"])
 def test_replicas_without_a_place_hold_no_removal_back(fleet: Fleet, age: float) -> None:
     fleet.pending(3, age=age, reason="Unschedulable")
-    fleet.memory = replace(fleet.memory, recommended=(Recommended(NOW - 110, 4, 0.0),))
+    fleet.memory = fleet.memory._replace(recommended=(Recommended(NOW - 110, 4, 0.0),))
     decision, _ = fleet.decide()
     assert (decision.replicas, decision.cause) == (4, "RemovedReplica"), "all of them at once"
     fleet.per_second = CAPACITY
-    fleet.memory = replace(fleet.memory, recommended=(Recommended(NOW - 110, 2, 0.0),))
+    fleet.memory = fleet.memory._replace(recommended=(Recommended(NOW - 110, 2, 0.0),))
     assert fleet.decide()[0].replicas == 4, "one that serves has its own turn"
 
 
 def test_replicas_that_only_start_hold_removals_back(fleet: Fleet) -> None:
     fleet.pending(3)
-    fleet.memory = replace(fleet.memory, recommended=(Recommended(NOW - 110, 4, 0.0),))
+    fleet.memory = fleet.memory._replace(recommended=(Recommended(NOW - 110, 4, 0.0),))
     assert fleet.decide()[0].replicas == 7
 
 
@@ -43,7 +43,7 @@ def test_a_removal_is_regretted_where_those_before_would_have_been_enough(
     fleet = Fleet(build, 4, load * CAPACITY)
     fleet.waiting = waiting
     fleet.target = replace(fleet.target, max_replicas=most)
-    fleet.memory = replace(fleet.memory, removed_at=NOW - 60.0, removed_from=5)
+    fleet.memory = fleet.memory._replace(removed_at=NOW - 60.0, removed_from=5)
     decision, memory = fleet.decide()
     assert decision.replicas > 4
     assert (memory.patience, memory.regret and memory.regret.patience) == (patience, before)
@@ -61,8 +61,7 @@ def test_a_regret_is_reconsidered_in_every_pass_by_the_rate(
     is trusted with less is no rise."""
     fleet = Fleet(build, 9 if most == 64 else 5, load * CAPACITY)
     fleet.target = replace(fleet.target, max_replicas=most)
-    fleet.memory = replace(
-        fleet.memory,
+    fleet.memory = fleet.memory._replace(
         kappa=kappa,
         patience=3.0,
         patience_at=NOW - 30.0,
@@ -114,7 +113,7 @@ def test_what_was_recommended_counts_by_what_a_replica_is_known_to_do_now(build:
     """Six were recommended when one was thought to do half as much: three are what such a load needs."""
     fleet = quiet(build)
     for then, want in ((CAPACITY / 2, 5), (CAPACITY, 6), (2 * CAPACITY, 6)):
-        fleet.memory = replace(fleet.memory, recommended=(Recommended(NOW - 110, 6, then),))
+        fleet.memory = fleet.memory._replace(recommended=(Recommended(NOW - 110, 6, then),))
         assert fleet.decide()[0].replicas == want
     at, number, then, _ = fleet.decide()[1].recommended[-1]
     assert (at, number) == (NOW, 2)
@@ -125,14 +124,14 @@ def test_what_earlier_versions_remembered_of_recommendations_counts_whole(build:
     fleet = quiet(build, recommended=6)
     data = fleet.memory.to_dict()
     data["recommended"] = [one[:2] for one in data["recommended"]]
-    fleet.memory = replace(Memory.from_dict(data, NOW), watched_since=NOW - 5000)
+    fleet.memory = Memory.from_dict(data, NOW)._replace(watched_since=NOW - 5000)
     assert fleet.decide()[0].replicas == 6
 
 
 def test_nothing_is_removed_at_once_when_a_model_has_been_learnt(build: Any) -> None:
     """What symptoms have just asked for is not taken away by the first word of the model."""
     fleet = quiet(build, recommended=8)
-    fleet.memory = replace(fleet.memory, workload=None)
+    fleet.memory = fleet.memory._replace(workload=None)
     decision, memory = fleet.decide()
     assert (decision.replicas, decision.cause) == (6, "Stabilizing")
     assert max(one.replicas for one in memory.recommended) == 6, (
@@ -142,7 +141,7 @@ def test_nothing_is_removed_at_once_when_a_model_has_been_learnt(build: Any) -> 
 
 def test_nothing_is_removed_for_the_window_after_a_restart(build: Any) -> None:
     fleet = quiet(build)
-    fleet.memory = replace(Memory.from_dict(fleet.memory.to_dict(), NOW), slices=())
+    fleet.memory = Memory.from_dict(fleet.memory.to_dict(), NOW)._replace(slices=())
     assert fleet.decide()[0].replicas == 6
 
 
@@ -212,7 +211,7 @@ def test_no_replica_is_kept_for_moments_that_called_for_it(
     fleet.target = replace(fleet.target, stabilization_seconds=120.0)
     numbers = [6 if number in surges else 3 for number in range(12)]
     history = tuple(Recommended(NOW - 119.0 + 10.0 * number, one) for number, one in enumerate(numbers))
-    fleet.memory = replace(fleet.memory, recommended=history)
+    fleet.memory = fleet.memory._replace(recommended=history)
     assert fleet.decide()[0].replicas == want
 
 
@@ -220,7 +219,7 @@ def test_of_a_longer_time_looked_back_no_more_moments_are_left_out(build: Any) -
     fleet = quiet(build)
     fleet.target = replace(fleet.target, stabilization_seconds=600.0)
     history = tuple(Recommended(NOW - 595.0 + 10.0 * number, 6 if number < 3 else 3) for number in range(60))
-    fleet.memory = replace(fleet.memory, recommended=history)
+    fleet.memory = fleet.memory._replace(recommended=history)
     assert fleet.decide()[0].replicas == 6
 
 
@@ -229,7 +228,7 @@ def test_of_a_time_that_was_seen_in_part_no_moments_are_left_out(build: Any) -> 
     fleet = quiet(build)
     fleet.target = replace(fleet.target, stabilization_seconds=120.0)
     history = tuple(Recommended(NOW - 60.0 + 10.0 * number, 3 if number else 6) for number in range(6))
-    fleet.memory = replace(fleet.memory, recommended=history)
+    fleet.memory = fleet.memory._replace(recommended=history)
     assert fleet.decide()[0].replicas == 6
 
 
@@ -242,8 +241,8 @@ def regretted(build: Any, roomy: int, *, since: float = 1000.0) -> Fleet:
         Recommended(NOW - age, 6 if age > 120 else 3, roomy=6 if age > 120 else roomy)
         for age in range(355, 0, -10)
     )
-    fleet.memory = replace(
-        fleet.memory, recommended=history, patience=3.0, patience_at=NOW - since, rise=0.25
+    fleet.memory = fleet.memory._replace(
+        recommended=history, patience=3.0, patience_at=NOW - since, regretted_rise=0.25
     )
     return fleet
 
@@ -271,10 +270,10 @@ def test_after_a_regret_moments_without_room_keep_no_replica_either(build: Any) 
     history = list(fleet.memory.recommended)
     for place in (-3, -7):
         history[place] = history[place]._replace(roomy=6)
-    fleet.memory = replace(fleet.memory, recommended=tuple(history))
+    fleet.memory = fleet.memory._replace(recommended=tuple(history))
     assert fleet.decide()[0].replicas == 5
     history[-5] = history[-5]._replace(roomy=6)
-    fleet.memory = replace(fleet.memory, recommended=tuple(history))
+    fleet.memory = fleet.memory._replace(recommended=tuple(history))
     assert fleet.decide()[0].replicas == 6
 
 
@@ -285,7 +284,7 @@ def test_room_is_for_the_rise_that_was_regretted_and_for_a_fifth_at_least(
     """Of seven replicas, three of which could take the load."""
     fleet = Fleet(build, 7, 2.27 * CAPACITY)
     assert fleet.decide()[1].recommended[-1].roomy == 0, "nothing was regretted"
-    fleet.memory = replace(fleet.memory, patience=3.0, patience_at=NOW - 1000.0, rise=rise)
+    fleet.memory = fleet.memory._replace(patience=3.0, patience_at=NOW - 1000.0, regretted_rise=rise)
     for per_second, roomy in zip((2.27, 2.55), want, strict=True):
         fleet.per_second = per_second * CAPACITY
         last = fleet.decide()[1].recommended[-1]
@@ -293,7 +292,7 @@ def test_room_is_for_the_rise_that_was_regretted_and_for_a_fifth_at_least(
 
 
 def test_what_was_recommended_and_regretted_outlives_a_restart(build: Any) -> None:
-    memory = replace(regretted(build, 5).memory, removed_load=2.5, regret=Regret(1.0, None, 0.1))
+    memory = regretted(build, 5).memory._replace(removed_load=2.5, regret=Regret(1.0, None, 0.1))
     again = Memory.from_dict(json.loads(json.dumps(memory.to_dict())), NOW)
-    for name in ("recommended", "rise", "removed_load", "regret"):
+    for name in ("recommended", "regretted_rise", "removed_load", "regret"):
         assert getattr(again, name) == getattr(memory, name)

@@ -72,7 +72,7 @@ def test_replicas_that_always_start_slowly_are_no_sooner_past_their_deadline(
     """Nine tenths of them take 900 s, and none twice as long."""
     fleet.per_second = 5.5 * CAPACITY
     fleet.pending(2, age=age)
-    fleet.memory = replace(fleet.memory, starts=tuple((NOW - 9000.0 - k, 900.0) for k in range(20)))
+    fleet.memory = fleet.memory._replace(starts=tuple((NOW - 9000.0 - k, 900.0) for k in range(20)))
     assert fleet.decide()[0].replicas == want
 
 
@@ -113,7 +113,7 @@ def risen(build: Any, *broken: str) -> Fleet:
     """Four replicas, and for half a minute three times the load; of earlier bursts nothing was left then."""
     fleet = Fleet(build, 4, 2.2 * CAPACITY)
     learnt = Persistence(number=20.0, kept=0.0, squares=20.0, faded_at=NOW)
-    fleet.memory = replace(fleet.memory, course=Course(persistence=learnt))
+    fleet.memory = fleet.memory._replace(course=Course(persistence=learnt))
     later = Fleet(build, 4, 6.0 * CAPACITY)
     later.violated(*broken)
     slices = (*fleet.slices()[:-6], *later.slices()[-6:])
@@ -127,7 +127,7 @@ def test_what_is_known_of_bursts_decides_how_many_are_added(build: Any) -> None:
     assert decision.replicas == 4
     assert decision.evidence["rate_persistence"] < 0.1
     assert decision.evidence["requests_per_second"] > 5.0 * CAPACITY
-    fleet.memory = replace(fleet.memory, course=Course())
+    fleet.memory = fleet.memory._replace(course=Course())
     assert fleet.decide()[0].replicas > 6
 
 
@@ -147,7 +147,7 @@ def test_a_burst_that_may_wait_for_minutes_needs_less_beside_the_rate(
 ) -> None:
     """It is served while it waits, as far as the target lets it."""
     fleet.promise(Targets(milliseconds, 26.0))
-    fleet.memory = replace(fleet.memory, course=Course(idc=9.0, idc_at=NOW))
+    fleet.memory = fleet.memory._replace(course=Course(idc=9.0, idc_at=NOW))
     decision, _ = fleet.decide()
     found = re.search(r"([\d.]+) requests/s expected", decision.message)
     assert found is not None, decision.message
@@ -168,7 +168,7 @@ def test_one_start_of_hours_hides_no_replica_that_does_not_come(fleet: Fleet) ->
     """A registry was away while it pulled."""
     fleet.per_second = 5.5 * CAPACITY
     fleet.pending(2, age=3700.0)
-    fleet.memory = replace(fleet.memory, starts=((NOW - 9000.0, 7240.0),))
+    fleet.memory = fleet.memory._replace(starts=((NOW - 9000.0, 7240.0),))
     assert fleet.decide()[0].replicas == 8
 
 
@@ -254,7 +254,7 @@ def test_a_queue_has_as_long_as_requests_may_wait(fleet: Fleet) -> None:
 def test_trust_that_was_just_lost_brings_replicas(build: Any) -> None:
     fleet = Fleet(build, 4, 4.0 * CAPACITY)
     for ago, want in ((10.0, 5), (90.0, 4)):
-        fleet.memory = replace(fleet.memory, kappa_cut_at=NOW - ago)
+        fleet.memory = fleet.memory._replace(kappa_cut_at=NOW - ago)
         assert fleet.decide()[0].replicas == want
 
 

@@ -14,7 +14,7 @@ def watching(scene: Scene, build: Any, seconds: float, *recommended: Recommended
     """Two replicas that have been watched for so long, and what was recommended meanwhile."""
     scene.replicas["b"] = build.replica("b")
     scene.samples["b"] = build.sample(NOW, limits=Limits(8, 512))
-    scene.memory = replace(scene.memory, replicas=2, watched_since=NOW - seconds, recommended=recommended)
+    scene.memory = scene.memory._replace(replicas=2, watched_since=NOW - seconds, recommended=recommended)
 
 
 @pytest.mark.parametrize(("seconds", "want"), [(119.0, 2), (120.0, 1)])
@@ -37,9 +37,9 @@ def test_one_fewer_waits_for_the_stabilization_time_where_that_is_longer(scene: 
 
 def test_a_start_that_lasts_longer_is_looked_back_on_for_longer(scene: Scene, build: Any) -> None:
     watching(scene, build, 200.0)
-    scene.memory = replace(scene.memory, starts=((NOW - 5000, 110.0),))
+    scene.memory = scene.memory._replace(starts=((NOW - 5000, 110.0),))
     assert scene.decide()[0].replicas == 2
-    scene.memory = replace(scene.memory, starts=((NOW - 5000, 90.0),))
+    scene.memory = scene.memory._replace(starts=((NOW - 5000, 90.0),))
     assert scene.decide()[0].replicas == 1
 
 
@@ -56,7 +56,7 @@ def test_the_highest_recommendation_of_the_time_looked_back_keeps_its_replicas(
 
 def test_without_a_model_nobody_knows_of_room_after_a_regret(scene: Scene, build: Any) -> None:
     watching(scene, build, 359.0, Recommended(NOW - 300.0, 2), Recommended(NOW - 50.0, 1))
-    scene.memory = replace(scene.memory, patience=3.0, patience_at=NOW - 400.0)
+    scene.memory = scene.memory._replace(patience=3.0, patience_at=NOW - 400.0)
     decision, _ = scene.decide()
     assert (decision.replicas, decision.cause) == (2, "Stabilizing")
     assert "room" not in decision.message
@@ -85,7 +85,7 @@ def test_one_fewer_is_not_enough(scene: Scene, build: Any, change: dict[str, Any
 def test_nothing_is_removed_while_the_gateway_keeps_its_queue_to_itself(scene: Scene, build: Any) -> None:
     scene.replicas["b"] = build.replica("b")
     scene.samples["b"] = build.sample(NOW, limits=Limits(8, 512))
-    scene.memory = replace(scene.memory, replicas=2, watched_since=NOW - 500)
+    scene.memory = scene.memory._replace(replicas=2, watched_since=NOW - 500)
     scene.gateways = {"gateway": None}
     assert scene.decide()[0].replicas == 2
     scene.gateways = {"gateway": GatewaySample("g", NOW, 0, 0.0, 0, {})}

@@ -1,7 +1,6 @@
 """Removals that are taken back make the next ones wait longer."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -182,11 +181,15 @@ def test_the_rise_that_was_regretted_is_measured_from_the_last_removal_in_replic
     memory = with_removal(Memory(), 14, load(24.0, 2.0), 180.0, NOW - 90)
     memory = with_removal(memory, 13, load(20.0, 2.0), 180.0, NOW - 60)
     memory = with_raise(memory, load(25.0, 1.5, level=18.75), 180.0, NOW)
-    assert memory.rise == pytest.approx(12.5 / 10.0 - 1.0)
-    assert with_risen(memory, load(18.0, 1.5), 540.0, NOW + 10).rise == memory.rise
+    assert memory.regretted_rise == pytest.approx(12.5 / 10.0 - 1.0)
+    assert with_risen(memory, load(18.0, 1.5), 540.0, NOW + 10).regretted_rise == memory.regretted_rise
     risen = with_risen(memory, load(26.0, 2.0), 540.0, NOW + 20)
-    assert risen.rise == pytest.approx(0.3), "it goes on to rise, though no further than those could take"
-    assert with_risen(risen, load(26.0, 1.0), 540.0, NOW + 181).rise == risen.rise, "too late to be one rise"
+    assert risen.regretted_rise == pytest.approx(0.3), (
+        "it goes on to rise, though no further than those could take"
+    )
+    assert with_risen(risen, load(26.0, 1.0), 540.0, NOW + 181).regretted_rise == risen.regretted_rise, (
+        "too late to be one rise"
+    )
 
 
 def test_of_rises_that_were_regretted_the_largest_counts_until_nothing_was_for_long() -> None:
@@ -199,20 +202,20 @@ def test_of_rises_that_were_regretted_the_largest_counts_until_nothing_was_for_l
         memory = with_removal(memory, 14, load(20.0, 2.0), 30.0, NOW + at - 60)
         memory = with_raise(memory, load(rate, 2.0), 30.0, NOW + at)
         assert memory.patience == patience
-        assert memory.rise == pytest.approx(rise)
-    memory = replace(memory, patience=1.0)
+        assert memory.regretted_rise == pytest.approx(rise)
+    memory = memory._replace(patience=1.0)
     memory = with_removal(memory, 14, load(20.0, 2.0), 30.0, NOW + 9000)
-    assert with_raise(memory, load(22.0, 2.0), 30.0, NOW + 9030).rise == pytest.approx(0.1)
+    assert with_raise(memory, load(22.0, 2.0), 30.0, NOW + 9030).regretted_rise == pytest.approx(0.1)
 
 
 def test_a_regret_that_is_taken_back_leaves_the_rise_as_it_was() -> None:
-    before = Memory(patience=3.0, patience_at=NOW - 3000, rise=0.1)
+    before = Memory(patience=3.0, patience_at=NOW - 3000, regretted_rise=0.1)
     memory = with_raise(
         with_removal(before, 13, load(20.0, 2.0), 540.0, NOW - 60), load(26.0, 2.0), 540.0, NOW
     )
-    assert memory.rise == pytest.approx(0.3)
-    assert with_risen(memory, load(27.0, 2.0), 1620.0, NOW + 60).rise == 0.1
+    assert memory.regretted_rise == pytest.approx(0.3)
+    assert with_risen(memory, load(27.0, 2.0), 1620.0, NOW + 60).regretted_rise == 0.1
 
 
 def test_of_a_removal_of_an_earlier_version_no_rise_is_known() -> None:
-    assert with_raise(Memory(removed_at=NOW - 60), load(68.0, 2.0), 180.0, NOW).rise == 0.0
+    assert with_raise(Memory(removed_at=NOW - 60), load(68.0, 2.0), 180.0, NOW).regretted_rise == 0.0

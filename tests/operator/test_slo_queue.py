@@ -19,7 +19,7 @@ def standing(fleet: Fleet) -> Fleet:
     fleet.gauges |= {"running": BEST.max_num_seqs}
     fleet.own["r0"] = {"waiting": 10, "oldest_waiting_seconds": 30.0}
     fleet.totals |= {"ttft_met": 5400, "ttft_missed": 600}
-    fleet.memory = replace(fleet.memory, late_since=NOW - 30.0, kappa_at=NOW - 5.0)
+    fleet.memory = fleet.memory._replace(late_since=NOW - 30.0, kappa_at=NOW - 5.0)
     return fleet
 
 
@@ -48,7 +48,7 @@ def test_a_queue_at_a_sick_replica_adds_none(standing: Fleet) -> None:
         name: counted(name, NOW - 5.0, **{**standing.gauges, **standing.own.get(name, {})})
         for name in standing.replicas
     }
-    standing.memory = replace(standing.memory, replicas=6, marks=marks, baselines=before)
+    standing.memory = standing.memory._replace(replicas=6, marks=marks, baselines=before)
     decision, memory = standing.decide()
     assert decision.sick.startswith("r0 in ")
     assert (decision.replicas, memory.kappa) == (6, 1.0)
@@ -56,7 +56,7 @@ def test_a_queue_at_a_sick_replica_adds_none(standing: Fleet) -> None:
 
 def test_a_large_fleet_with_a_queue_at_one_replica_gets_one_more(standing: Fleet) -> None:
     larger = {f"r{number}": standing.build.replica(f"r{number}") for number in range(24)}
-    standing.replicas, standing.memory = larger, replace(standing.memory, replicas=24)
+    standing.replicas, standing.memory = larger, standing.memory._replace(replicas=24)
     standing.per_second, standing.counted = 24 * 5.0, 600
     assert standing.decide()[0].replicas == 25
 
@@ -79,7 +79,7 @@ def test_a_large_fleet_with_a_queue_at_one_replica_gets_one_more(standing: Fleet
 def test_it_adds_none_and_costs_no_trust_where(standing: Fleet, case: str) -> None:
     match case:
         case "it has not lasted":
-            standing.memory = replace(standing.memory, late_since=NOW - 19.0)
+            standing.memory = standing.memory._replace(late_since=NOW - 19.0)
         case "one is on its way":
             standing.pending(1)
         case "the last one joined moments ago":
@@ -90,17 +90,17 @@ def test_it_adds_none_and_costs_no_trust_where(standing: Fleet, case: str) -> No
         case "the promise is kept":
             standing.totals |= {"ttft_met": 5990, "ttft_missed": 10}
         case "nobody looked":
-            standing.memory = replace(standing.memory, kappa_at=NOW - 90.0)
+            standing.memory = standing.memory._replace(kappa_at=NOW - 90.0)
         case "of so few requests there is no telling":
             standing.counted = 3
         case "one gives no sample":
             standing.lost = {"r3"}
         case "the limits have just changed":
-            standing.memory = replace(standing.memory, limits_changed_at=NOW - 4.0)
+            standing.memory = standing.memory._replace(limits_changed_at=NOW - 4.0)
         case "the limit leaves places unused":
             few = replace(BEST, max_num_seqs=20)
             standing.gauges |= {"limits": few, "running": 20}
-            standing.memory = replace(standing.memory, limits=few)
+            standing.memory = standing.memory._replace(limits=few)
     decision, memory = standing.decide()
     assert decision.replicas == len(standing.replicas)
     assert memory.kappa >= 1.0

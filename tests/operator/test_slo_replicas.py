@@ -18,7 +18,7 @@ def test_the_last_replica_allowed_has_its_time_before_it_is_called_too_few(
 ) -> None:
     scene.target = replace(scene.target, highest=Limits(8, 512), max_replicas=2)
     scene.replicas["b"] = build.replica("b", ready_at=NOW - age, created_at=NOW - age - 10)
-    scene.memory = replace(scene.memory, replicas=2)
+    scene.memory = scene.memory._replace(replicas=2)
     scene.slow_ttft()
     decision, _ = scene.decide()
     assert (decision.replicas, decision.cause) == (2, want)
@@ -39,7 +39,7 @@ def test_replicas_asked_for(
     scene.target = replace(scene.target, highest=Limits(8, 512))
     late = build.replica("b", phase="pending", ready_at=None, created_at=NOW - age, reason=reason)
     scene.replicas["b"] = late
-    scene.memory = replace(scene.memory, replicas=2, replicas_raised_at=NOW - age)
+    scene.memory = scene.memory._replace(replicas=2, replicas_raised_at=NOW - age)
     decision, _ = scene.decide()
     assert (decision.replicas, decision.blocker) == (want_replicas, want_blocker)
     assert (f"is not ready yet ({reason})" in decision.message) == (want_blocker == "ReplicaPending")
@@ -47,7 +47,7 @@ def test_replicas_asked_for(
 
 def test_a_pod_that_does_not_exist_yet_is_pending_too(scene: Scene) -> None:
     scene.slow_ttft()
-    scene.memory = replace(scene.memory, replicas=2, replicas_raised_at=NOW - 20)
+    scene.memory = scene.memory._replace(replicas=2, replicas_raised_at=NOW - 20)
     scene.target = replace(scene.target, highest=Limits(8, 512))
     decision, _ = scene.decide()
     assert (decision.replicas, decision.blocker) == (2, "ReplicaPending")
@@ -83,9 +83,9 @@ def test_a_restart_forgets_that_fewer_would_do_and_nothing_else(scene: Scene) ->
     scene.slow_ttft()
     _, memory = scene.decide()
     assert memory.watched_since == NOW
-    memory = replace(memory, removed_at=NOW - 5.0, removed_from=3, factors_at=NOW - 1.0)
+    memory = memory._replace(removed_at=NOW - 5.0, removed_from=3, factors_at=NOW - 1.0)
     restored = Memory.from_dict(memory.to_dict(), NOW)
-    assert restored == replace(memory, watched_since=None, marks=())
+    assert restored == memory._replace(watched_since=None, marks=())
 
 
 def test_another_version_of_memory_is_a_fresh_one() -> None:
@@ -104,7 +104,7 @@ def test_without_memory_the_world_is_taken_as_it_is(scene: Scene, build: Any) ->
 def test_a_service_at_zero_waits_for_nobody(scene: Scene) -> None:
     scene.target = replace(scene.target, fixed_replicas=0)
     scene.replicas, scene.samples = {}, {}
-    scene.memory = replace(scene.memory, replicas=0)
+    scene.memory = scene.memory._replace(replicas=0)
     decision, _ = scene.decide()
     assert (decision.replicas, decision.cause) == (0, "ScaledToZero")
 
@@ -121,6 +121,6 @@ def test_a_new_replica_is_given_time_to_act(
     scene.target = replace(scene.target, highest=Limits(8, 512))
     scene.replicas["b"] = build.replica("b", ready_at=NOW - seconds_ready)
     scene.samples["b"] = build.sample(NOW, limits=Limits(8, 512))
-    scene.memory = replace(scene.memory, replicas=2)
+    scene.memory = scene.memory._replace(replicas=2)
     decision, _ = scene.decide()
     assert (decision.replicas, decision.blocker) == (want_replicas, want_blocker)

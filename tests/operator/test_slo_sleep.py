@@ -83,7 +83,7 @@ def test_whoever_asks_keeps_it_awake(life: Life, sign: str) -> None:
 
 def test_several_replicas_fall_asleep_together(life: Life) -> None:
     life.step()
-    life.replicas, life.memory = 3, replace(life.memory, replicas=3)
+    life.replicas, life.memory = 3, life.memory._replace(replicas=3)
     life.step(20)
     assert life.replicas == 0
 
@@ -181,7 +181,7 @@ def test_another_scaler_decides_alone(life: Life) -> None:
 
 def test_a_suspended_service_comes_back_with_as_many_replicas_as_it_had(life: Life) -> None:
     life.step()
-    life.replicas, life.memory = 3, replace(life.memory, replicas=3)
+    life.replicas, life.memory = 3, life.memory._replace(replicas=3)
     life.target = replace(life.target, min_replicas=1, may_sleep=False, is_suspended=True)
     decision = life.step()
     assert (decision.replicas, decision.cause, decision.blocker) == (0, "Suspended", "Suspended")
@@ -198,7 +198,7 @@ def test_a_suspended_service_comes_back_with_as_many_replicas_as_it_had(life: Li
 
 def test_bounds_that_moved_meanwhile_hold_when_it_comes_back(life: Life) -> None:
     life.step()
-    life.replicas, life.memory = 3, replace(life.memory, replicas=3)
+    life.replicas, life.memory = 3, life.memory._replace(replicas=3)
     life.target = replace(life.target, is_suspended=True)
     life.step(3)
     life.target = replace(life.target, is_suspended=False, max_replicas=2)
@@ -229,7 +229,7 @@ def test_unless_told_it_sleeps_the_later_the_longer_its_way_back(
     build: Any, starts: list[float], wanted: int
 ) -> None:
     life = Life(build, idle_seconds=None)
-    life.memory = replace(life.memory, starts=tuple((START - one, one) for one in starts))
+    life.memory = life.memory._replace(starts=tuple((START - one, one) for one in starts))
     life.waiting = 1
     life.step(2)
     life.waiting = 0

@@ -1,7 +1,5 @@
 """Trust: what broken promises cost of it, and how fast it comes back on what evidence."""
 
-from dataclasses import replace
-
 import pytest
 from tests.operator.law_fleet import CAPACITY, NOW, Fleet
 
@@ -14,7 +12,7 @@ def test_a_promise_broken_without_a_reason_takes_a_tenth_of_the_trust(fleet: Fle
     _, memory = fleet.decide()
     assert memory.kappa == pytest.approx(0.9)
     # And not again on the same evidence.
-    fleet.memory = replace(memory, limits_changed_at=NOW - 60)
+    fleet.memory = memory._replace(limits_changed_at=NOW - 60)
     assert fleet.decide(NOW)[1].kappa >= 0.9
 
 
@@ -34,7 +32,7 @@ def test_a_cut_that_the_model_comes_to_explain_is_taken_back(
     """told_then: of one replica, at the cut, over what the model tells now."""
     now_told = fleet.decide()[0].evidence["capacity_per_second"]
     cut = Cut(1.0, 0.9, told_then * now_told)
-    fleet.memory = replace(fleet.memory, kappa=0.9, kappa_at=NOW, kappa_cut_at=NOW - seconds, cut=cut)
+    fleet.memory = fleet.memory._replace(kappa=0.9, kappa_at=NOW, kappa_cut_at=NOW - seconds, cut=cut)
     for _ in range(3):
         _, fleet.memory = fleet.decide()
         assert fleet.memory.kappa == pytest.approx(want, rel=0.002)
@@ -71,7 +69,7 @@ def test_who_became_late_for_want_of_replicas_costs_no_trust_when_answered(
     """They yielded to others, and were answered when replicas were enough."""
     fleet.violated("ttft")
     fleet.now_totals = {}
-    fleet.memory = replace(fleet.memory, excused_at=None if excused is None else NOW - excused)
+    fleet.memory = fleet.memory._replace(excused_at=None if excused is None else NOW - excused)
     decision, memory = fleet.decide()
     assert decision.ttft.verdict == "violated"
     assert memory.kappa == pytest.approx(want)
@@ -95,8 +93,7 @@ def test_a_crowd_is_excused_until_the_last_of_it_is_answered(
     """excused, before: how long ago misses were excused, and somebody late. want: likewise afterwards."""
     fleet.per_second = 40.0 if short else 10.0
     fleet.gauges |= {"waiting": 1, "oldest_waiting_seconds": 1.0} if late else {}
-    fleet.memory = replace(
-        fleet.memory,
+    fleet.memory = fleet.memory._replace(
         kappa_at=NOW - 5.0,
         excused_at=None if excused is None else NOW - excused,
         late_at=None if before is None else NOW - before,
@@ -123,7 +120,7 @@ def test_a_crowd_is_excused_until_the_last_of_it_is_answered(
 def test_trust_comes_back_on_evidence_by_a_hundredth_a_minute_or_five(
     fleet: Fleet, met: int, missed: int, want: float
 ) -> None:
-    fleet.memory = replace(fleet.memory, kappa=0.8, kappa_at=NOW - 60)
+    fleet.memory = fleet.memory._replace(kappa=0.8, kappa_at=NOW - 60)
     fleet.totals |= {"ttft_met": met, "ttft_missed": missed}
     decision, memory = fleet.decide()
     assert decision.ttft.verdict != "violated"
@@ -132,7 +129,7 @@ def test_trust_comes_back_on_evidence_by_a_hundredth_a_minute_or_five(
 
 def test_what_a_crowd_missed_makes_no_later_cut_larger(fleet: Fleet) -> None:
     """It missed a thousand; since then 30 of 400, where 20 may be."""
-    fleet.memory = replace(fleet.memory, excused_at=NOW - 30.0)
+    fleet.memory = fleet.memory._replace(excused_at=NOW - 30.0)
     totals = {"ttft_met": 0.0, "ttft_missed": 1000.0 / 54.0, "tpot_met": 60.0}
     crowd = [one.with_totals({**one.totals, **totals}) for one in fleet.slices()[:-6]]
     totals = {"ttft_met": 370.2 / 6.0, "ttft_missed": 30.2 / 6.0, "tpot_met": 60.0}
@@ -170,7 +167,7 @@ def test_trust_that_was_lost_comes_back_where_its_loss_brought_replicas(fleet: F
     """Each does less than three quarters of what it is trusted with, and will."""
     fleet.per_second = 4 * 0.6 * 0.5 * CAPACITY
     for kappa, comes_back in ((0.5, True), (1.0, False)):
-        fleet.memory = replace(fleet.memory, kappa=kappa, kappa_at=NOW - 60.0)
+        fleet.memory = fleet.memory._replace(kappa=kappa, kappa_at=NOW - 60.0)
         after = fleet.decide()[1].kappa
         assert after == pytest.approx(kappa * 1.01 if comes_back else kappa)
 
@@ -180,7 +177,7 @@ def test_more_trust_than_the_models_word_goes_while_it_is_not_tried(
     fleet: Fleet, kappa: float, want: float
 ) -> None:
     fleet.per_second = 4 * 0.5 * CAPACITY
-    fleet.memory = replace(fleet.memory, kappa=kappa, kappa_at=NOW - 60.0)
+    fleet.memory = fleet.memory._replace(kappa=kappa, kappa_at=NOW - 60.0)
     assert fleet.decide()[1].kappa == pytest.approx(want)
 
 
@@ -197,7 +194,7 @@ def test_more_trust_than_the_models_word_is_lost_to_a_crowd(
 ) -> None:
     """Its misses come all together, and five minutes may well have room for them."""
     fleet.per_second = per_second
-    fleet.memory = replace(fleet.memory, kappa=kappa, kappa_at=NOW - 60.0)
+    fleet.memory = fleet.memory._replace(kappa=kappa, kappa_at=NOW - 60.0)
     fleet.gauges |= {"waiting": 3, "oldest_waiting_seconds": 3.0}
     fleet.now_totals = {"received": 200.0}
     decision, memory = fleet.decide()
@@ -208,7 +205,7 @@ def test_more_trust_than_the_models_word_is_lost_to_a_crowd(
 def test_as_many_as_may_be_late_take_no_trust(fleet: Fleet) -> None:
     """Of a hundred replicas somebody is late at any time."""
     fleet.per_second = 4 * CAPACITY
-    fleet.memory = replace(fleet.memory, kappa=1.1, kappa_at=NOW - 60.0)
+    fleet.memory = fleet.memory._replace(kappa=1.1, kappa_at=NOW - 60.0)
     fleet.gauges |= {"waiting": 1, "oldest_waiting_seconds": 1.0}
     fleet.now_totals = {"received": 200.0}
     decision, memory = fleet.decide()
@@ -223,7 +220,7 @@ def test_of_those_who_may_wait_long_more_may_be_late_at_any_time(
     """A hundred came in ten seconds, and six hundred in a minute."""
     fleet.per_second = 4 * CAPACITY
     fleet.promise(Targets(milliseconds, 26.0))
-    fleet.memory = replace(fleet.memory, kappa=1.1, kappa_at=NOW - 60.0)
+    fleet.memory = fleet.memory._replace(kappa=1.1, kappa_at=NOW - 60.0)
     fleet.totals["received"] = 3000.0
     fleet.gauges |= {"waiting": 4, "oldest_waiting_seconds": 600.0}
     decision, memory = fleet.decide()
@@ -234,7 +231,7 @@ def test_of_those_who_may_wait_long_more_may_be_late_at_any_time(
 def test_trust_that_was_lost_to_a_crowd_is_not_taken_back_with_an_earlier_cut(fleet: Fleet) -> None:
     now_told = fleet.decide()[0].evidence["capacity_per_second"]
     cut = Cut(1.08, 0.972, 1.2 * now_told)
-    fleet.memory = replace(fleet.memory, kappa=0.972, kappa_at=NOW, kappa_cut_at=NOW - 10.0, cut=cut)
+    fleet.memory = fleet.memory._replace(kappa=0.972, kappa_at=NOW, kappa_cut_at=NOW - 10.0, cut=cut)
     fleet.gauges |= {"waiting": 3, "oldest_waiting_seconds": 3.0}
     fleet.now_totals = {"received": 200.0}
     for _ in range(3):
@@ -243,7 +240,7 @@ def test_trust_that_was_lost_to_a_crowd_is_not_taken_back_with_an_earlier_cut(fl
 
 
 def test_a_queue_that_stands_costs_the_rest_in_the_same_pass(fleet: Fleet) -> None:
-    fleet.memory = replace(fleet.memory, kappa=1.1, kappa_at=NOW - 60.0)
+    fleet.memory = fleet.memory._replace(kappa=1.1, kappa_at=NOW - 60.0)
     fleet.totals |= {"refused": 600.0}
     fleet.now_totals = {"refused": 30.0, "ttft_missed": 1.0}
     assert fleet.decide()[1].kappa == pytest.approx(0.99)
@@ -251,7 +248,7 @@ def test_a_queue_that_stands_costs_the_rest_in_the_same_pass(fleet: Fleet) -> No
 
 def test_trust_is_never_more_than_a_tenth_beyond_the_models_word(fleet: Fleet) -> None:
     fleet.per_second = 4 * CAPACITY
-    fleet.memory = replace(fleet.memory, kappa=1.09, kappa_at=NOW - 60.0)
+    fleet.memory = fleet.memory._replace(kappa=1.09, kappa_at=NOW - 60.0)
     assert fleet.decide()[1].kappa == pytest.approx(1.1)
 
 
@@ -262,7 +259,7 @@ def test_of_targets_that_there_are_the_one_that_is_missed_more_says_how_fast(
     fleet: Fleet, targets: Targets, want: float
 ) -> None:
     fleet.promise(targets)
-    fleet.memory = replace(fleet.memory, kappa=0.8, kappa_at=NOW - 60)
+    fleet.memory = fleet.memory._replace(kappa=0.8, kappa_at=NOW - 60)
     fleet.totals |= {"tpot_met": 3850.0, "tpot_missed": 150.0}
     assert fleet.decide()[1].kappa == pytest.approx(want)
 
@@ -273,12 +270,12 @@ def test_trust_comes_back_fast_only_while_replicas_do_most_of_what_they_are_trus
 ) -> None:
     """That nothing is missed says little where a cut has just brought more of them."""
     fleet.per_second = per_second * CAPACITY
-    fleet.memory = replace(fleet.memory, kappa=0.8, kappa_at=NOW - 60)
+    fleet.memory = fleet.memory._replace(kappa=0.8, kappa_at=NOW - 60)
     assert fleet.decide()[1].kappa == pytest.approx(want)
 
 
 def test_trust_does_not_come_back_fast_while_somebody_is_late(fleet: Fleet) -> None:
-    fleet.memory = replace(fleet.memory, kappa=0.8, kappa_at=NOW - 60)
+    fleet.memory = fleet.memory._replace(kappa=0.8, kappa_at=NOW - 60)
     fleet.gauges |= {"waiting": 1, "oldest_waiting_seconds": 2.0}
     decision, memory = fleet.decide()
     assert decision.evidence["late"] > 0
@@ -286,11 +283,11 @@ def test_trust_does_not_come_back_fast_while_somebody_is_late(fleet: Fleet) -> N
 
 
 def test_refusals_are_misses_of_which_trust_comes_back_more_slowly(fleet: Fleet) -> None:
-    fleet.memory = replace(fleet.memory, kappa=0.8, kappa_at=NOW - 60)
+    fleet.memory = fleet.memory._replace(kappa=0.8, kappa_at=NOW - 60)
     fleet.totals |= {"ttft_met": 3900.0, "refused": 100.0}
     assert fleet.decide()[1].kappa == pytest.approx(0.808)
 
 
 def test_less_trust_is_more_replicas(fleet: Fleet) -> None:
-    fleet.memory = replace(fleet.memory, kappa=0.6)
+    fleet.memory = fleet.memory._replace(kappa=0.6)
     assert fleet.decide()[0].replicas > 4

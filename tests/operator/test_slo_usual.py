@@ -63,7 +63,7 @@ def test_a_night_without_requests_changes_nothing(build: Any) -> None:
     assert known is not None
     assert known.workload.prompt > 0.5 * WORK.prompt
     for at in range(0, 3600, 20):
-        _, memory = fleet.decided_with(replace(memory, slices=()), NOW + at)
+        _, memory = fleet.decided_with(memory._replace(slices=()), NOW + at)
     assert memory.usual == known
     assert memory.workload is not None
     later = with_latest(known, times(2.0), NOW + 3600.0)
@@ -83,7 +83,7 @@ def test_a_clock_that_was_set_back_stops_nothing(build: Any) -> None:
 
 def test_a_new_revision_begins_anew(build: Any) -> None:
     fleet = with_usual(Fleet(build), 1.5)
-    fleet.memory = replace(fleet.memory, revision="another")
+    fleet.memory = fleet.memory._replace(revision="another")
     _, memory = fleet.decide()
     assert memory.usual == Usual(memory.workload, 0.0, NOW)  # type: ignore[arg-type]
 
@@ -103,7 +103,7 @@ def test_drift(seconds: float, usually: float, want: float | None) -> None:
 
 
 def with_usual(fleet: Fleet, usually: float) -> Fleet:
-    fleet.memory = replace(fleet.memory, usual=Usual(times(usually), LONG, NOW - 5.0))
+    fleet.memory = fleet.memory._replace(usual=Usual(times(usually), LONG, NOW - 5.0))
     return fleet
 
 

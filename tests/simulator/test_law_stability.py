@@ -133,7 +133,7 @@ def test_after_a_regret_a_load_that_has_fallen_far_is_followed_as_before(build: 
     course = build.course(load, build.slow(initial_replicas=3))
     course.run()
     assert course.memories[-1].patience == 3.0
-    assert 0.5 < course.memories[-1].rise < 2.0
+    assert 0.5 < course.memories[-1].regretted_rise < 2.0
     down = [at for at, before, after in course.moves() if at > fell_at and after < before]
     assert looked_back - MOMENTS_SECONDS <= down[0] - fell_at < 1.5 * looked_back, course.moves()
     assert course.decisions[-1].replicas == 1

@@ -144,7 +144,7 @@ def test_trust_comes_back_faster_where_nothing_is_missed(build: Any) -> None:
     """By up to 5% a minute; by 1% where replicas have little to do, or where many were late lately."""
 
     def cut(shown: Any) -> Any:
-        return shown._replace(memory=replace(shown.memory, kappa=0.8)) if shown.at < 180 else shown
+        return shown._replace(memory=shown.memory._replace(kappa=0.8)) if shown.at < 180 else shown
 
     def won(at_first: float, then: float) -> float:
         course = build.course(

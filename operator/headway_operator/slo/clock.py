@@ -29,8 +29,7 @@ def with_clock(memory: Memory, now: float) -> Memory:
     if memory.regret is not None:
         at = _no_later(memory.regret.patience_at, now)
         changed["regret"] = replace(memory.regret, patience_at=at)
-    return replace(
-        memory,
+    return memory._replace(
         began_at=min(memory.began_at, now),
         course=replace(
             memory.course,

@@ -46,13 +46,13 @@ def with_ceiling(situation: Situation) -> Memory:
     memory, now = situation.memory, situation.now
     found, since, late_since = situation.sizing, _crowded_since(situation), _late_since(situation)
     if (since, late_since) != (memory.crowded_since, memory.late_since):
-        memory = replace(memory, crowded_since=since, late_since=late_since)
+        memory = memory._replace(crowded_since=since, late_since=late_since)
     if found is None:
         return memory
     if since is None:
         is_easy = memory.late_at is None or now - memory.late_at >= EASY_SECONDS
         seen = _seen(situation, found, now - EASY_SECONDS) if is_easy and found.ceiling < inf else None
-        return memory if seen is None or seen.per_second <= found.ceiling else replace(memory, ceiling=seen)
+        return memory if seen is None or seen.per_second <= found.ceiling else memory._replace(ceiling=seen)
     acted_at = (memory.limits_changed_at or 0.0) + LIMITS_SETTLE_SECONDS
     since = max(since, acted_at, now - LONGEST_SECONDS)
     # Where more come than replicas are thought to do, they are too few by what is known.
@@ -69,7 +69,7 @@ def with_ceiling(situation: Situation) -> Memory:
         lack = max(1.0, seen.max_num_seqs / max(1, situation.limits.max_num_seqs))
         seen = replace(seen, per_second=lack * seen.per_second)
     least = LEAST_KAPPA * found.capacity.per_second
-    return replace(memory, ceiling=replace(seen, per_second=max(least, seen.per_second)))
+    return memory._replace(ceiling=replace(seen, per_second=max(least, seen.per_second)))
 
 
 def with_revision(memory: Memory, observed: Observed) -> Memory:
@@ -78,9 +78,9 @@ def with_revision(memory: Memory, observed: Observed) -> Memory:
     if newest is None or newest.hash == memory.revision:
         return memory
     if not memory.revision:
-        return replace(memory, revision=newest.hash)
+        return memory._replace(revision=newest.hash)
     # Another model may count the same prompts otherwise.
-    return replace(memory, revision=newest.hash, ceiling=None, usual=None)
+    return memory._replace(revision=newest.hash, ceiling=None, usual=None)
 
 
 @dataclass(frozen=True, slots=True)

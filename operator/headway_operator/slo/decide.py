@@ -18,8 +18,6 @@ the last change took effect; the Decision reports the attainment over the whole 
 Pure: the clock and the memory are arguments, the new memory is returned.
 """
 
-from dataclasses import replace
-
 from headway_operator.samples import Sample
 from headway_operator.slo import evidence, knobs, removals, replicas
 from headway_operator.slo.choice import Choice, hold
@@ -60,10 +58,10 @@ def decide(
     situation, reported = _situation(target, memory, happened, sample, observed, now)
     for with_more in (_with_violation, with_ceiling, with_trust, with_idleness):
         if (memory := with_more(situation)) is not situation.memory:
-            situation = replace(situation, memory=memory)
+            situation = situation._replace(memory=memory)
     moved = knobs.move(situation)
     recommendation = replicas.recommended(situation, can_move_limits=moved is not None)
-    situation = replace(situation, memory=_with_recommendation(situation, recommendation))
+    situation = situation._replace(memory=_with_recommendation(situation, recommendation))
     choice = _choose(situation, recommendation, moved)
     decision = Decision(
         at=now,
@@ -104,14 +102,14 @@ def _situation(
     ill = sick(target, memory, sample, found, ahead, broken, joined_at, now)
     limits = target.bound_limits(memory.limits or evidence.applied_limits(sample) or target.initial)
     if now_load.late:
-        memory = replace(memory, late_at=now)
+        memory = memory._replace(late_at=now)
     if found is not None:
         if found.factors != memory.factors:
-            memory = replace(memory, factors=found.factors)
+            memory = memory._replace(factors=found.factors)
         if memory.workload is None:
             # What was recommended without a model says nothing of what a replica can do; yet what there is
             # goes no sooner than if it had been recommended now.
-            memory = replace(memory, recommended=(Recommended(now, counted.desired, found.told_per_second),))
+            memory = memory._replace(recommended=(Recommended(now, counted.desired, found.told_per_second),))
         settled_at = max(settled_at, memory.replicas_lowered_at or 0.0)
         if memory.late_at is not None:
             # Nor is learnt from answers that began in a crowd.
@@ -121,7 +119,7 @@ def _situation(
             memory = calibrated(memory, happened, found, limits, counted.ready, settled_at, now)
         work, usual = found.replica.workload, memory.usual
         usual = with_latest(usual, work, now) if found.is_of_now else usual
-        memory = replace(memory, workload=work, usual=usual)
+        memory = memory._replace(workload=work, usual=usual)
     situation = Situation(
         target=target,
         memory=memory,
@@ -148,14 +146,14 @@ def _up_to_date(
     target: Target, memory: Memory, sample: Sample, observed: Observed, now: float
 ) -> tuple[Memory, Recent]:
     if memory.began_at == 0.0:
-        memory = replace(memory, began_at=now)
+        memory = memory._replace(began_at=now)
     if memory.targets != target.targets:
         slices = tuple(without_exact(one) for one in memory.slices)
-        memory = replace(memory, targets=target.targets, slices=slices, ceiling=None)
+        memory = memory._replace(targets=target.targets, slices=slices, ceiling=None)
     memory = with_revision(memory, observed)
     if memory.initial not in (None, target.initial):
         # The user wants another beginning; what was learned from the old one is not held against that.
-        memory = replace(memory, limits=target.initial, limits_changed_at=now)
+        memory = memory._replace(limits=target.initial, limits_changed_at=now)
     changed_at = memory.limits_changed_at or 0.0
     before = memory.baselines
     slices, baselines, columns = advance(
@@ -163,8 +161,7 @@ def _up_to_date(
     )
     since = now if memory.watched_since is None else memory.watched_since
     marks = with_mark(memory.marks, baselines, now)
-    memory = replace(
-        memory,
+    memory = memory._replace(
         initial=target.initial,
         slices=slices,
         baselines=baselines,
@@ -181,9 +178,9 @@ def _with_violation(situation: Situation) -> Memory:
     memory, now = situation.memory, situation.now
     if situation.is_tpot_bad or (situation.is_ttft_bad and not situation.is_recovering):
         since = now if memory.violated_since is None else memory.violated_since
-        return replace(memory, violated_since=since, violated_at=now)
+        return memory._replace(violated_since=since, violated_at=now)
     if memory.violated_at is not None and now - memory.violated_at > VIOLATION_GAP_SECONDS:
-        return replace(memory, violated_since=None, violated_at=None)
+        return memory._replace(violated_since=None, violated_at=None)
     return memory
 
 
@@ -199,7 +196,7 @@ def _with_recommendation(situation: Situation, recommendation: replicas.Recommen
         highest = new if new.replicas > last.replicas else last
         new = highest._replace(at=last.at, roomy=max(last.roomy, new.roomy))
         kept = kept[:-1]
-    return replace(memory, recommended=(*kept, new))
+    return memory._replace(recommended=(*kept, new))
 
 
 def _choose(
@@ -319,12 +316,12 @@ def _standing_blocker(situation: Situation) -> str:
 
 def _remembered(situation: Situation, choice: Choice, recommendation: replicas.Recommendation) -> Memory:
     memory, now, desired = situation.memory, situation.now, situation.supply.desired
-    memory = replace(memory, replicas=choice.replicas, limits=choice.limits)
+    memory = memory._replace(replicas=choice.replicas, limits=choice.limits)
     memory = with_parked(situation, memory)
     if choice.limits != situation.limits:
-        memory = replace(memory, limits_changed_at=now)
+        memory = memory._replace(limits_changed_at=now)
     if choice.trims is not None:
-        memory = replace(memory, trims=choice.trims)
+        memory = memory._replace(trims=choice.trims)
     looked_back = removals.looked_back_seconds(situation)
     load = Load(recommendation.rate, recommendation.per_second, situation.forecast.now)
     if choice.cause == "RemovedReplica":
@@ -334,11 +331,11 @@ def _remembered(situation: Situation, choice: Choice, recommendation: replicas.R
         memory = with_raise(memory, load, looked_back, now)
     memory = with_calm(with_risen(memory, load, looked_back, now), now)
     if choice.replicas > desired or memory.replicas_raised_at is None:
-        memory = replace(memory, replicas_raised_at=now)
+        memory = memory._replace(replicas_raised_at=now)
     if choice.replicas < desired:
-        memory = replace(memory, replicas_lowered_at=now)
+        memory = memory._replace(replicas_lowered_at=now)
     if memory.backlog_at is None or now - memory.backlog_at >= BACKLOG_SECONDS:
-        memory = replace(memory, backlog=situation.load.waiting, backlog_at=now)
+        memory = memory._replace(backlog=situation.load.waiting, backlog_at=now)
     return memory
 
 

@@ -6,7 +6,6 @@ numbers and keeps its `since`, so that an hour of calm is one entry and a hundre
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from headway_operator.slo.memory import Memory
@@ -32,7 +31,7 @@ def with_decision(memory: Memory, decision: Decision) -> Memory:
     last = json.loads(kept[-1]) if kept else None
     if last is not None and _said(last) == _said(entry):
         kept, entry["since"] = kept[:-1], last["since"]
-    return replace(memory, decisions=(*kept, json.dumps(entry).encode())[-MOST_DECISIONS:])
+    return memory._replace(decisions=(*kept, json.dumps(entry).encode())[-MOST_DECISIONS:])
 
 
 def _said(entry: Mapping[str, Any]) -> list[Any]:

@@ -46,7 +46,7 @@ def _learnt(situation: Situation, found: Sizing) -> dict[str, float]:
         "capacity_per_second": round(found.capacity.per_second, 4),
         "trusted_per_second": round(found.per_second, 4),
         "kappa": round(memory.kappa, 4),
-        **({} if memory.patience <= 1.0 else {"regretted_rise": round(memory.rise, 3)}),
+        **({} if memory.patience <= 1.0 else {"regretted_rise": round(memory.regretted_rise, 3)}),
         "ttft_factor": round(memory.factors.ttft, 4),
         "tpot_factor": round(memory.factors.tpot, 4),
         "best_max_num_seqs": found.capacity.limits.max_num_seqs,

@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from headway_operator.samples import Limits, Targets
@@ -19,6 +20,7 @@ from headway_operator.slo.usual import Usual
 VERSION = 2
 LEAST_KAPPA, MOST_KAPPA = 0.5, 1.1
 NO_FIT, PLAIN, NO_COURSE = StepFit(), Factors(), Course()
+NO_BASELINES: Mapping[str, Baseline] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class Regret:
 
     patience: float
     patience_at: float | None
-    rise: float = 0.0
+    regretted_rise: float = 0.0
 
 
 class Recommended(NamedTuple):
@@ -49,8 +51,7 @@ class Cut:
     per_second: float
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(NamedTuple):
     """Times are seconds since the epoch; None means never.
 
     began_at: when this memory began. replicas, limits: what was last decided.
@@ -65,15 +66,15 @@ class Memory:
     service was suspended; None while it is not.
     fit, workload, usual, factors (last at factors_at), course, starts: what was learnt (`sizing`). kappa:
     the trust in it, as of the pass at kappa_at, last cut at kappa_cut_at. cut: while it may be explained,
-    not of the checkpoint. crowded_since: since when requests have been late at every replica; late_since: at
-    any of those that are to be. excused_at: until when TTFT was missed for want of replicas. ceiling: the
-    most that one was seen to do in such a crowd. patience: how many times as long as at first is looked back
-    before a removal, last moved at patience_at; rise: the largest of the load, as a share, that made removals
-    regretted since it was 1. removed_at: of the last removal, while it may be regretted or its regret taken
-    back. removed_load: how many replicas the load was worth then, 0 where that is not known. removed_from:
-    how many there were before it, or before the first of those that went one after another.
-    removed_per_second: what one was trusted with then. regret: while it may be taken back. revision: the
-    newest, by its hash.
+    not of the checkpoint. crowded_since: since when requests have been late at every replica; late_since:
+    at any of those that are to be. excused_at: until when TTFT was missed for want of replicas. ceiling:
+    the most that one was seen to do in such a crowd. patience: how many times as long as at first is
+    looked back before a removal, last moved at patience_at; regretted_rise: the largest of the load, as a
+    share, that made removals regretted since it was 1. removed_at: of the last removal, while it may be
+    regretted or its regret taken back. removed_load: how many replicas the load was worth then, 0 where
+    that is not known. removed_from: how many there were before it, or before the first of those that went
+    one after another. removed_per_second: what one was trusted with then. regret: while it may be taken
+    back. revision: the newest, by its hash.
     trims: of max_num_seqs and max_num_batched_tokens, over the model's.
     decisions: the last ones, as `history` writes them, each as JSON. marks, columns (of baselines,
     added up): not of the checkpoint.
@@ -85,7 +86,7 @@ class Memory:
     initial: Limits | None = None
     targets: Targets = NO_TARGETS
     slices: tuple[Slice, ...] = ()
-    baselines: Mapping[str, Baseline] = field(default_factory=dict)
+    baselines: Mapping[str, Baseline] = NO_BASELINES
     limits_changed_at: float | None = None
     replicas_raised_at: float | None = None
     replicas_lowered_at: float | None = None
@@ -115,7 +116,7 @@ class Memory:
     ceiling: Ceiling | None = None
     patience: float = 1.0
     patience_at: float | None = None
-    rise: float = 0.0
+    regretted_rise: float = 0.0
     removed_at: float | None = None
     removed_load: float = 0.0
     removed_from: int | None = None
@@ -125,7 +126,7 @@ class Memory:
     trims: tuple[float, float] = (1.0, 1.0)
     decisions: tuple[bytes, ...] = ()
     marks: tuple[Mark, ...] = ()
-    columns: Columns = field(default=NO_COLUMNS, compare=False)
+    columns: Columns = NO_COLUMNS
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -165,8 +166,8 @@ class Memory:
         if not data or data.get("version") != VERSION:
             return cls(began_at=now, parked_replicas=(data or {}).get("parked_replicas"))
         work = data["workload"]
-        return replace(
-            cls(**{name: data[name] for name in _PLAIN_FIELDS}),
+        return cls(
+            **{name: data[name] for name in _PLAIN_FIELDS if name != "kappa"},
             # Checkpoints of earlier versions lack some.
             **{name: data[name] for name in _LATER_FIELDS if name in data},
             kappa=max(LEAST_KAPPA, min(MOST_KAPPA, data["kappa"])),
@@ -209,7 +210,7 @@ _LATER_FIELDS = (
         "removed_at",
         "removed_from",
     ),
-    *("rise", "removed_load", "removed_per_second", "revision"),
+    *("regretted_rise", "removed_load", "removed_per_second", "revision"),
 )
 _WORKLOAD_FIELDS = ("prompt", "prompt_square", "answer", "context", "kv_share")
 

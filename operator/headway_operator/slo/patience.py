@@ -11,7 +11,7 @@ since a load that rises needs a few more before it needs many, a regret is taken
 that within the time that was looked back before it.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from headway_operator.slo.memory import Memory, Regret
 
@@ -53,10 +53,10 @@ def with_removal(memory: Memory, before: int, load: Load, looked_back: float, no
     """The memory after one of so many replicas was removed because fewer are enough. Of removals that go one
     after another those before the first count, and the load at the last."""
     is_next = _is_recent(memory, looked_back, now) and before < (memory.removed_from or 0)
-    memory = replace(memory, removed_at=now, removed_load=load.in_replicas)
+    memory = memory._replace(removed_at=now, removed_load=load.in_replicas)
     if is_next and memory.regret is None:
         return memory
-    return replace(memory, removed_from=before, removed_per_second=load.per_second, regret=None)
+    return memory._replace(removed_from=before, removed_per_second=load.per_second, regret=None)
 
 
 def with_raise(memory: Memory, load: Load, looked_back: float, now: float) -> Memory:
@@ -64,16 +64,15 @@ def with_raise(memory: Memory, load: Load, looked_back: float, now: float) -> Me
     if memory.regret is not None:
         return memory
     if _is_beyond_those_removed(memory, load) or not _is_recent(memory, looked_back, now):
-        return replace(memory, removed_at=None, removed_from=None)
+        return memory._replace(removed_at=None, removed_from=None)
     longest = max(1.0, memory.patience, MOST_SECONDS / looked_back * memory.patience)
     longer = min(longest, GROWTH * memory.patience)
-    known = memory.rise if memory.patience > 1.0 else 0.0
-    return replace(
-        memory,
+    known = memory.regretted_rise if memory.patience > 1.0 else 0.0
+    return memory._replace(
         patience=longer,
         patience_at=now,
-        rise=max(known, _rise(memory, load)),
-        regret=Regret(memory.patience, memory.patience_at, memory.rise),
+        regretted_rise=max(known, _rise(memory, load)),
+        regret=Regret(memory.patience, memory.patience_at, memory.regretted_rise),
     )
 
 
@@ -83,21 +82,25 @@ def with_risen(memory: Memory, load: Load, looked_back: float, now: float) -> Me
     regret = memory.regret
     if regret is None or memory.patience_at is None:
         return memory
-    ended = replace(memory, removed_at=None, removed_from=None, regret=None)
+    ended = memory._replace(removed_at=None, removed_from=None, regret=None)
     if now - memory.patience_at > looked_back * regret.patience / memory.patience:
         return ended
     if not _is_beyond_those_removed(memory, load):
         # It may go on to rise.
         rise = _rise(memory, load)
-        return memory if rise <= memory.rise else replace(memory, rise=rise)
-    return replace(ended, patience=regret.patience, patience_at=regret.patience_at, rise=regret.rise)
+        return memory if rise <= memory.regretted_rise else memory._replace(regretted_rise=rise)
+    return ended._replace(
+        patience=regret.patience,
+        patience_at=regret.patience_at,
+        regretted_rise=regret.regretted_rise,
+    )
 
 
 def with_calm(memory: Memory, now: float) -> Memory:
     """The memory after a pass in which nothing was taken back."""
     if memory.patience <= 1.0 or memory.patience_at is None or now - memory.patience_at < CALM_SECONDS:
         return memory
-    return replace(memory, patience=max(1.0, memory.patience / 2.0), patience_at=now)
+    return memory._replace(patience=max(1.0, memory.patience / 2.0), patience_at=now)
 
 
 def _is_recent(memory: Memory, looked_back: float, now: float) -> bool:

@@ -100,7 +100,7 @@ def regretted(situation: Situation) -> str:
     """What else would do for a removal than the longer time after a regret, in words; or ""."""
     if not _is_asked_for_room(situation):
         return ""
-    room, seconds = max(ROOMY_BAND, situation.memory.rise), _least_looked_back_seconds(situation)
+    room, seconds = max(ROOMY_BAND, situation.memory.regretted_rise), _least_looked_back_seconds(situation)
     return f", or for {seconds:.0f} s with room for {room:.0%} more, since a removal was taken back"
 
 

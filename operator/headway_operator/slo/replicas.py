@@ -106,7 +106,7 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
     if number < desired:
         number = _after_dead_band(situation, found, rate, needed, DEAD_BAND * rate)
         if situation.memory.patience > 1.0:
-            risen = (1.0 + situation.memory.rise) * expected.now
+            risen = (1.0 + situation.memory.regretted_rise) * expected.now
             roomy = _after_dead_band(situation, found, rate, number, max(ROOMY_BAND * rate, risen - rate))
     elif not standing and _is_hardly_more(situation, found, rate):
         needed = number = desired

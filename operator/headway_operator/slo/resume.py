@@ -1,7 +1,6 @@
 """The memory of an operator that starts again: a checkpoint, corrected by what stands in the world."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from headway_operator.samples import Sample
@@ -16,4 +15,4 @@ def resume(checkpoint: Mapping[str, Any] | None, sample: Sample, now: float) -> 
     told and what the replicas run with; to believe the checkpoint instead would undo that decision.
     """
     memory = Memory.from_dict(checkpoint, now)
-    return replace(memory, replicas=None, limits=applied_limits(sample) or memory.limits)
+    return memory._replace(replicas=None, limits=applied_limits(sample) or memory.limits)

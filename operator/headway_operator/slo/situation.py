@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from headway_operator.samples import Limits, Sample
 from headway_operator.slo.evidence import RECENT_SECONDS, Load, fresh_replicas
@@ -53,8 +54,7 @@ class Supply:
     can_be_woken: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
+class Situation(NamedTuple):
     """What the rules look at. recent: what happened, of the memory's slices. ttft, tpot: on evidence since
     the last change took effect.
 

@@ -114,8 +114,7 @@ def with_learning(
     # A service whose replicas are all young is known by these until one has warmed up.
     known = warm or [name for name, age in ages.items() if age >= FIRST_SECONDS]
     fit = learnt(memory.fit, step_increments(before, memory.baselines, by_turns(known, now)))
-    return replace(
-        memory,
+    return memory._replace(
         fit=fit,
         course=watched(memory.course, happened.arrivals, now, lead_seconds(memory)),
         starts=_starts(memory, observed, now),
@@ -323,4 +322,4 @@ def calibrated(
         changes[name] = exp(log(before) + weight * (log(ratio) - log(before)))
     if not changes:
         return memory
-    return replace(memory, factors=replace(memory.factors, **changes), factors_at=now)
+    return memory._replace(factors=replace(memory.factors, **changes), factors_at=now)

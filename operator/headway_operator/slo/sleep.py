@@ -7,8 +7,6 @@ the gateway, whose queue is what wakes it. Nothing sleeps behind a gateway that 
 is taken for idle that was not seen.
 """
 
-from dataclasses import replace
-
 from headway_operator.slo import replicas
 from headway_operator.slo.choice import Choice, hold
 from headway_operator.slo.memory import Memory
@@ -33,8 +31,8 @@ def with_idleness(situation: Situation) -> Memory:
     is_unsure = counted.unsampled or not counted.is_gateway_sampled or not counted.ready
     since = situation.memory.idle_since
     if not situation.target.may_sleep or is_busy or is_unsure:
-        return situation.memory if since is None else replace(situation.memory, idle_since=None)
-    return replace(situation.memory, idle_since=situation.now if since is None else since)
+        return situation.memory if since is None else situation.memory._replace(idle_since=None)
+    return situation.memory._replace(idle_since=situation.now if since is None else since)
 
 
 def wake(situation: Situation) -> Choice:
@@ -74,7 +72,7 @@ def fall_asleep(situation: Situation) -> Choice:
 def with_parked(situation: Situation, memory: Memory) -> Memory:
     """How many replicas to come back with; they count as asked for at the moment of coming back."""
     if situation.target.is_suspended:
-        return replace(memory, parked_replicas=situation.supply.desired)
+        return memory._replace(parked_replicas=situation.supply.desired)
     if memory.parked_replicas is None:
         return memory
-    return replace(memory, parked_replicas=None, replicas_raised_at=situation.now)
+    return memory._replace(parked_replicas=None, replicas_raised_at=situation.now)

@@ -47,7 +47,7 @@ def with_trust(situation: Situation) -> Memory:
     """The memory with kappa brought up to date."""
     memory, now = situation.memory, situation.now
     seconds = 0.0 if memory.kappa_at is None else min(max(0.0, now - memory.kappa_at), MOST_GAIN_SECONDS)
-    memory = replace(memory, kappa_at=now)
+    memory = memory._replace(kappa_at=now)
     found = situation.sizing
     if found is None or situation.infeasible or situation.sick:
         return _with_excused(memory, situation, is_short=False)
@@ -57,7 +57,7 @@ def with_trust(situation: Situation) -> Memory:
     is_late = situation.load.late > 0
     is_lost = memory.kappa > 1.0 and is_enough and situation.is_crowded
     if is_lost:
-        memory = replace(memory, kappa=1.0, cut=None)
+        memory = memory._replace(kappa=1.0, cut=None)
     memory = _with_excused(memory, situation, is_short=not is_enough or counted.pending > 0)
     is_explained = not is_enough or (is_late and not queue(situation, found).is_standing)
     excess = _excess(situation, memory.excused_at)
@@ -66,17 +66,17 @@ def with_trust(situation: Situation) -> Memory:
         memory = _with_ceiling_times(cut, memory, found)
         after = max(LEAST_KAPPA, memory.kappa * cut)
         taken = Cut(memory.kappa, after, found.capacity.per_second)
-        return replace(memory, kappa=after, kappa_cut_at=now, cut=taken)
+        return memory._replace(kappa=after, kappa_cut_at=now, cut=taken)
     if is_lost or not _is_kept(situation):
         return memory
     gain = KAPPA_GAIN_PER_SECOND * seconds
     # What was lost comes back anyway: fewer requests to each replica are what its loss has brought.
     is_tried = situation.forecast.now >= TRIED * counted.ready * found.told_per_second
     if memory.kappa > 1.0 and not is_tried:
-        memory = replace(memory, kappa=max(1.0, memory.kappa * (1.0 - gain)))
+        memory = memory._replace(kappa=max(1.0, memory.kappa * (1.0 - gain)))
     elif is_tried or memory.kappa < 1.0:
         times = 1.0 + (MOST_TIMES - 1.0) * _spare(situation) if is_tried else 1.0
-        memory = replace(memory, kappa=min(MOST_KAPPA, memory.kappa * (1.0 + times * gain)))
+        memory = memory._replace(kappa=min(MOST_KAPPA, memory.kappa * (1.0 + times * gain)))
     return _with_ceiling_times(1.0 + gain, memory, found)
 
 
@@ -86,11 +86,11 @@ def _explained(memory: Memory, found: Sizing, now: float) -> Memory:
     if cut is None:
         return memory
     if cut_at is None or now - cut_at > EXPLAINED_SECONDS:
-        return replace(memory, cut=None)
+        return memory._replace(cut=None)
     told = found.capacity.per_second
     if not 0.0 < told < cut.per_second:
         return memory
-    return replace(memory, kappa=max(memory.kappa, min(cut.before, cut.after * cut.per_second / told)))
+    return memory._replace(kappa=max(memory.kappa, min(cut.before, cut.after * cut.per_second / told)))
 
 
 def _with_ceiling_times(factor: float, memory: Memory, found: Sizing) -> Memory:
@@ -99,7 +99,7 @@ def _with_ceiling_times(factor: float, memory: Memory, found: Sizing) -> Memory:
     if seen is None or found.ceiling >= found.told_per_second:
         return memory
     least = min(seen.per_second, LEAST_KAPPA * found.capacity.per_second)
-    return replace(memory, ceiling=replace(seen, per_second=max(least, factor * seen.per_second)))
+    return memory._replace(ceiling=replace(seen, per_second=max(least, factor * seen.per_second)))
 
 
 def _with_excused(memory: Memory, situation: Situation, *, is_short: bool) -> Memory:
@@ -109,7 +109,7 @@ def _with_excused(memory: Memory, situation: Situation, *, is_short: bool) -> Me
     was_late = late_at is not None and before is not None and late_at >= before
     is_going_on = was_late and memory.excused_at == before
     if is_going_on or (is_short and situation.load.late):
-        return replace(memory, excused_at=situation.now)
+        return memory._replace(excused_at=situation.now)
     return memory
 
 
