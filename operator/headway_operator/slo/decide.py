@@ -88,8 +88,9 @@ def _situation(
     joined_at = counted.newest_ready_at if counted.ready > 1 else 0.0
     settled_at = max(memory.limits_changed_at or 0.0, joined_at)
     since = max(settled_at, memory.kappa_cut_at or 0.0)
-    ttft, tpot = evidence.attainments(target, happened, now_load, now, since)
-    reported = evidence.attainments(target, happened, now_load, now)
+    ttft, tpot = reported = evidence.attainments(target, happened, now_load, now)
+    if since > now - target.window_seconds:
+        ttft, tpot = evidence.attainments(target, happened, now_load, now, since)
     # A gateway knows who is busy; without one requests are spread blindly.
     fleet = max(1, counted.desired) if sample.gateways else 1
     found = sizing(target, memory, happened, fleet, now)

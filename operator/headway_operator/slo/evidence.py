@@ -82,6 +82,8 @@ def applied_limits(sample: Sample) -> Limits | None:
 def load(target: Target, happened: Recent, sample: Sample, now: float) -> Load:
     """How busy the replicas are."""
     replicas = [one for one in fresh_replicas(sample, now).values() if not one.draining]
+    running = [one.running for one in replicas]
+    kv_uses = [one.kv_blocks_used / max(1, one.kv_blocks_total) for one in replicas]
     queued = [one for one in replicas if one.waiting]
     queues: list[ReplicaSample | GatewaySample] = [*queued]
     queues += [one for one in sample.gateways.values() if one is not None and one.waiting]
@@ -90,11 +92,11 @@ def load(target: Target, happened: Recent, sample: Sample, now: float) -> Load:
     prompt, generated = totals.get("prompt_tokens", 0), totals.get("generated_tokens", 0)
     return Load(
         num_sampled=len(replicas),
-        running=sum(one.running for one in replicas),
+        running=sum(running),
         waiting=sum(one.waiting for one in queues),
         late=sum(num_late(one.waiting, one.oldest_waiting_seconds, target) for one in queues),
         oldest_waiting_seconds=max((one.oldest_waiting_seconds for one in queues), default=0.0),
-        kv_use=max((one.kv_blocks_used / max(1, one.kv_blocks_total) for one in replicas), default=0.0),
+        kv_use=max(kv_uses, default=0.0),
         has_preempted=totals.get("preemptions", 0) > 0,
         queue_milliseconds=_mean(totals, "queue"),
         prefill_milliseconds=_mean(totals, "prefill"),
@@ -102,7 +104,7 @@ def load(target: Target, happened: Recent, sample: Sample, now: float) -> Load:
         num_queues=len(queued),
         num_queues_with_room=sum(_has_room(one) for one in queued),
         num_late_queues=sum(num_late(one.waiting, one.oldest_waiting_seconds, target) > 0 for one in queued),
-        busiest_running=max((one.running for one in replicas), default=0),
+        busiest_running=max(running, default=0),
         ttft_missed=int(totals.get("ttft_missed", 0) + totals.get("refused", 0)),
         tpot_missed=int(totals.get("tpot_missed", 0)),
         in_flight=sum(one.in_flight for one in sample.gateways.values() if one is not None),

@@ -27,11 +27,13 @@ def with_decision(memory: Memory, decision: Decision) -> Memory:
         "message": decision.message,
         "inputs": dict(decision.evidence),
     }
-    kept = memory.decisions
-    last = json.loads(kept[-1]) if kept else None
-    if last is not None and _said(last) == _said(entry):
-        kept, entry["since"] = kept[:-1], last["since"]
-    return memory._replace(decisions=(*kept, json.dumps(entry).encode())[-MOST_DECISIONS:])
+    last = memory.last_decision
+    if last is None:
+        return memory._replace(last_decision=entry)
+    if _said(last) == _said(entry):
+        return memory._replace(last_decision=entry | {"since": last["since"]})
+    before = (*memory.decisions, json.dumps(last).encode())[1 - MOST_DECISIONS :]
+    return memory._replace(decisions=before, last_decision=entry)
 
 
 def _said(entry: Mapping[str, Any]) -> list[Any]:

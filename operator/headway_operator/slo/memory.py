@@ -76,8 +76,8 @@ class Memory(NamedTuple):
     one after another. removed_per_second: what one was trusted with then. regret: while it may be taken
     back. revision: the newest, by its hash.
     trims: of max_num_seqs and max_num_batched_tokens, over the model's.
-    decisions: the last ones, as `history` writes them, each as JSON. marks, columns (of baselines,
-    added up): not of the checkpoint.
+    last_decision: as `history` writes it. decisions: those before it, each as JSON. marks, columns (of
+    baselines, added up): not of the checkpoint.
     """
 
     began_at: float = 0.0
@@ -125,6 +125,7 @@ class Memory(NamedTuple):
     revision: str = ""
     trims: tuple[float, float] = (1.0, 1.0)
     decisions: tuple[bytes, ...] = ()
+    last_decision: Mapping[str, Any] | None = None
     marks: tuple[Mark, ...] = ()
     columns: Columns = NO_COLUMNS
 
@@ -152,7 +153,10 @@ class Memory(NamedTuple):
             "starts": [list(one) for one in self.starts],
             "regret": None if self.regret is None else list(astuple(self.regret)),
             "trims": list(self.trims),
-            "decisions": [json.loads(one) for one in self.decisions],
+            "decisions": [
+                *map(json.loads, self.decisions),
+                *(() if self.last_decision is None else (self.last_decision,)),
+            ],
         }
 
     @classmethod
@@ -189,7 +193,8 @@ class Memory(NamedTuple):
             starts=tuple((at, seconds) for at, seconds in data["starts"]),
             regret=None if data.get("regret") is None else Regret(*data["regret"]),
             trims=(data["trims"][0], data["trims"][1]),
-            decisions=tuple(json.dumps(one).encode() for one in data["decisions"]),
+            decisions=tuple(json.dumps(one).encode() for one in data["decisions"][:-1]),
+            last_decision=data["decisions"][-1] if data["decisions"] else None,
         )
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from headway_operator.samples import Limits
 
@@ -31,8 +32,7 @@ class Factors:
     num_tpot: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Latencies:
+class Latencies(NamedTuple):
     """What is predicted of one replica at some rate. running: sequences that decode, on average.
 
     is_bounded: TPOT is that of the longest step there is, which hangs on no guess.

@@ -90,4 +90,7 @@ def _changes(
 
 
 def _bound(since: float) -> float | None:
-    return next((bound for seconds, bound in LEAST_EXPLAINED if since >= seconds - SLACK_SECONDS), None)
+    for seconds, bound in LEAST_EXPLAINED:
+        if since >= seconds - SLACK_SECONDS:
+            return bound
+    return None

@@ -30,7 +30,7 @@ class _Span:
 
 def scheduled(target: Target, now: float) -> Target:
     """The target with the bounds of `now`, and in `because` the entries that they come from."""
-    if target.fixed_replicas is not None:
+    if target.fixed_replicas is not None or not target.schedule:
         return target
     lowest, ceilings, raised, told = target.min_replicas, [], 0, []
     for number, entry in enumerate(target.schedule):

@@ -245,7 +245,7 @@ def idle_latencies(target: Target, replica: Replica, factors: Factors) -> Latenc
     limits = target.bound_limits(target.highest)
     found = lone.idle(limits)
     even = with_work(lone, prompt_square=lone.workload.prompt**2).idle(limits)
-    return replace(found, ttft=max(even.ttft, min(1.0, factors.ttft) * found.ttft))
+    return found._replace(ttft=max(even.ttft, min(1.0, factors.ttft) * found.ttft))
 
 
 def pace(happened: Recent, now: float) -> float:

@@ -25,8 +25,9 @@ towards the model in force decides what the data leave open. Pure Python, no sta
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import chain, combinations, product, starmap
 from math import sqrt
+from operator import itemgetter, mul
 from typing import Any
 
 WARM_UP_SECONDS = 60.0
@@ -43,6 +44,7 @@ LEAST_KIND_STEPS = 40
 _GRAM = ((0, 1, 2, 3), (1, 4, 5, 6), (2, 5, 7, 8), (3, 6, 8, 9))
 _CROSS = (10, 11, 12, 13)
 _TIME, _TIME_SQUARED = 10, 14
+_gram, _cross = itemgetter(*chain(*_GRAM)), itemgetter(*_CROSS)
 
 Sums = tuple[float, ...]
 
@@ -171,8 +173,8 @@ def _is_ripe(buckets: Mapping[str, Sums]) -> bool:
 def _residual(model: StepModel, sums: Sums) -> float:
     """Root mean square of what the model misses, as a share of the mean time."""
     theta = model.coefficients
-    explained = sum(theta[i] * sums[_CROSS[i]] for i in range(4))
-    square = sum(theta[i] * theta[j] * sums[_GRAM[i][j]] for i in range(4) for j in range(4))
+    explained = sum(map(mul, theta, _cross(sums)))
+    square = sum(map(mul, starmap(mul, product(theta, repeat=2)), _gram(sums)))
     missed = max(0.0, sums[_TIME_SQUARED] - 2 * explained + square)
     return sqrt(missed / sums[0]) / (sums[_TIME] / sums[0])
 
@@ -199,7 +201,7 @@ def _fitted(
     if is_anew and before is not None and (model := _rescaled(before, known)) is not None:
         return _judged(model, rows)
     weights = [sums[0] / sums[_TIME] ** 2 for sums in rows]
-    total = [sum(w * sums[i] for w, sums in zip(weights, rows, strict=True)) for i in range(15)]
+    total = [sum(map(mul, weights, column)) for column in zip(*rows, strict=True)]
     scale = [sqrt(total[_GRAM[i][i]]) or 1.0 for i in range(4)]
     gram = [[total[_GRAM[i][j]] / (scale[i] * scale[j]) for j in range(4)] for i in range(4)]
     cross = [total[_CROSS[i]] / scale[i] for i in range(4)]

@@ -212,8 +212,8 @@ def _with_sampled(
         "arrived": arrived,
         "blind": float(is_blind),
         "lost": float(told_seconds is not None),
-        "ran": float(sum(replica.running for replica in replicas)),
-        "kv_held": sum(replica.kv_blocks_used / max(1, replica.kv_blocks_total) for replica in replicas),
+        "ran": float(sum([replica.running for replica in replicas])),
+        "kv_held": sum([replica.kv_blocks_used / max(1, replica.kv_blocks_total) for replica in replicas]),
         "replica_seconds": num_serving * seconds,
     }
     dropped = (*_REFUSALS, "gateway_received")
