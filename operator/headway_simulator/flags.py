@@ -242,7 +242,7 @@ def add_conditions(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--initial-replicas",
         type=integer(1, MOST_REPLICAS),
-        help="default: what the first minute's work needs",
+        help="default: what the work of the first minute and a cold start needs",
     )
     for name, kind, words in (
         ("cold_start_seconds", not_negative, "from a pod's place on a node until it is ready"),

@@ -179,8 +179,10 @@ def setting_with(options: argparse.Namespace, trace: Trace, model: StepModel) ->
             "lower the one or raise the other"
         )
     scaling = service.spec.scaling
-    # A load of milliseconds needs no more at once than its work takes in that minute.
-    first = replace(part_of(trace, 0.0, INTERVAL_SECONDS), duration_seconds=INTERVAL_SECONDS)
+    # Replicas that are asked for in the first minute come a cold start later. A load of milliseconds needs no
+    # more at once than its work takes in that time.
+    alone = INTERVAL_SECONDS + options.cold_start_seconds
+    first = replace(part_of(trace, 0.0, alone), duration_seconds=alone)
     initial = options.initial_replicas or max(
         scaling.min_replicas,
         min(scaling.max_replicas, guessed_replicas(model, first, target_of(service.spec))),

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from tests.simulator.conftest import ROW
 
+from headway_simulator.flags import build_parser
+from headway_simulator.options import load_of, setting_of
 from headway_simulator.simulate_command import main
 
 
@@ -105,3 +107,15 @@ def test_a_factor_whose_target_is_beyond_its_range_is_named(
     assert main(["--trace", str(path), "--step-model", str(model), "--slo-factor", "900"]) == 2
     want = "--slo-factor=900 makes a target of 630000 ms, more than 600000; lower it, or give --ttft"
     assert want in capsys.readouterr().err
+
+
+def test_a_load_begins_with_what_must_do_until_others_can_come() -> None:
+    """It is four times as high after its half: within the first minute and a start of a minute, not of ten
+    seconds."""
+
+    def initial(seconds: int) -> int:
+        flags = ["--generate", "step", "--rate", "20", "--factor", "4", "--duration-seconds", "160"]
+        options = build_parser().parse_args([*flags, "--cold-start-seconds", str(seconds)])
+        return setting_of(options, load_of(options)).conditions.initial_replicas
+
+    assert initial(60) > initial(10) >= 2
