@@ -110,7 +110,7 @@ def test_a_factor_whose_target_is_beyond_its_range_is_named(
 
 
 def test_a_load_begins_with_what_must_do_until_others_can_come() -> None:
-    """It is four times as high after 80 s: a start of a minute later than the first one, not of ten seconds."""
+    """It is four times as high after 80 s, which a start of ten seconds is there for and one of 60 is not."""
 
     def initial(seconds: int) -> int:
         flags = ["--generate", "step", "--rate", "20", "--factor", "4", "--duration-seconds", "240"]
