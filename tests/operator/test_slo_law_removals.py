@@ -120,6 +120,35 @@ def test_what_was_recommended_counts_by_what_a_replica_is_known_to_do_now(build:
     assert then == pytest.approx(CAPACITY, rel=0.15)
 
 
+def test_what_is_recommended_now_is_never_gone_below(build: Any) -> None:
+    """Whatever was called for before by what one was trusted with then, as in a crowd that is just over."""
+    fleet = Fleet(build, 4, 3.5 * CAPACITY)
+    history = [Recommended(NOW - age, 5, 0.3 * CAPACITY) for age in range(305, 0, -10)]
+    fleet.memory = fleet.memory._replace(recommended=tuple(history))
+    decision, _ = fleet.decide()
+    assert decision.evidence["recommended_replicas"] == 4
+    assert decision.replicas == 4
+
+
+def test_a_recommendation_is_remembered_without_the_bounds(build: Any) -> None:
+    """Four of at most four say nothing of what is needed once one of them is known to do more."""
+    fleet = Fleet(build, 4, 8.5 * CAPACITY)
+    fleet.target = replace(fleet.target, max_replicas=4)
+    decision, memory = fleet.decide()
+    assert decision.replicas == 4
+    assert memory.recommended[-1].replicas >= 9
+
+
+def test_of_equal_recommendations_that_of_replicas_that_do_more_counts(build: Any) -> None:
+    fleet = quiet(build)
+    number = fleet.decide()[1].recommended[-1].replicas
+    for then, want in ((0.3 * CAPACITY, CAPACITY), (2.0 * CAPACITY, 2.0 * CAPACITY)):
+        fleet.memory = fleet.memory._replace(recommended=(Recommended(NOW - 5.0, number, then),))
+        last = fleet.decide()[1].recommended[-1]
+        assert (last.at, last.replicas) == (NOW - 5.0, number)
+        assert last.per_second == pytest.approx(want, rel=0.15)
+
+
 def test_what_earlier_versions_remembered_of_recommendations_counts_whole(build: Any) -> None:
     fleet = quiet(build, recommended=6)
     data = fleet.memory.to_dict()

@@ -191,10 +191,10 @@ def _with_recommendation(situation: Situation, recommendation: replicas.Recommen
     since = now - removals.looked_back_seconds(situation)
     kept = tuple(one for one in memory.recommended if one.at > since)
     per_second = situation.sizing.told_per_second if situation.sizing is not None else 0.0
-    new = Recommended(now, recommendation.replicas, per_second, recommendation.roomy)
+    new = Recommended(now, recommendation.unbounded, per_second, recommendation.roomy)
     if kept and now - kept[-1].at < RECOMMENDATION_SECONDS:
         last = kept[-1]
-        highest = new if new.replicas > last.replicas else last
+        highest = max(last, new, key=lambda one: (one.replicas, one.per_second))
         new = highest._replace(at=last.at, roomy=max(last.roomy, new.roomy))
         kept = kept[:-1]
     return memory._replace(recommended=(*kept, new))
@@ -251,9 +251,8 @@ def _act(situation: Situation, recommendation: replicas.Recommendation, moved: k
     if recommendation.replicas > desired or situation.is_violated or situation.supply.overdue:
         raised = replicas.more(situation, recommendation.needed)
     after = raised.replicas
-    lowered = removals.fewer(situation) if after == desired and not situation.is_violated else desired
-    if lowered < desired:
-        after = lowered
+    if after == desired and not situation.is_violated:
+        after = max(removals.fewer(situation), min(desired, recommendation.replicas))
     changes = [moved.words] if moved is not None else []
     if after != desired:
         changes.append(f"replicas {desired} -> {after}")

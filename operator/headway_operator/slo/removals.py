@@ -38,7 +38,8 @@ def highest(situation: Situation) -> int:
     before now."""
     recommended = situation.memory.recommended
     numbers = [one.replicas for one in recommended]
-    return _highest(situation, recommended, numbers, looked_back_seconds(situation))
+    found = _highest(situation, recommended, numbers, looked_back_seconds(situation))
+    return situation.target.bound_replicas(found)
 
 
 def fewer(situation: Situation) -> int:

@@ -57,12 +57,13 @@ SICK = "SickReplica"
 @dataclass(frozen=True, slots=True)
 class Recommendation:
     """How many replicas the load calls for, in numbers and words. needed: without the dead band, for which
-    none is added. roomy: with room for such a rise as was regretted; 0 where that was not asked. rate,
-    per_second: the rate ahead, with its bursts, and what one replica is trusted with, in requests per second;
-    0 where they are not known."""
+    none is added. unbounded: before the spec's bounds. roomy: with room for such a rise as was regretted; 0
+    where that was not asked. rate, per_second: the rate ahead, with its bursts, and what one replica is
+    trusted with, in requests per second; 0 where they are not known."""
 
     replicas: int
     needed: int
+    unbounded: int
     words: str
     rate: float = 0.0
     per_second: float = 0.0
@@ -81,7 +82,7 @@ def recommended(situation: Situation, *, can_move_limits: bool) -> Recommendatio
     """What the load calls for, within the spec's bounds."""
     if situation.sizing is None:
         number = by_symptoms(situation, FEW_ADDED, can_move_limits=can_move_limits)
-        return Recommendation(number, number, "")
+        return Recommendation(number, number, number, "")
     return _by_capacity(situation, situation.sizing)
 
 
@@ -111,8 +112,9 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
     elif not standing and _is_hardly_more(situation, found, rate):
         needed = number = desired
     words = f"{rate:.2f} requests/s expected, {found.per_second:.2f} per replica{why}"
+    unbounded = max(1, number)
     number, needed = (target.bound_replicas(max(1, one)) for one in (number, needed))
-    return Recommendation(number, needed, words, with_bursts, found.per_second, roomy)
+    return Recommendation(number, needed, unbounded, words, with_bursts, found.per_second, roomy)
 
 
 def _is_hardly_more(situation: Situation, found: Sizing, rate: float) -> bool:
