@@ -2,10 +2,11 @@
 
 Down to the highest recommendation of the time looked back (where a replica is known to do more now than it
 was thought to do then, so many fewer), but for one in MOMENTS of them, MOST_MOMENTS at most: no replica is
-kept for a surge that is over before one could start. One replica or a tenth at a time, and only while every
-replica and gateway gives samples. Replicas that found no place or are past their deadline give none and serve
-nobody: they hold no removal back, and those beyond the number that the load calls for go at once. The last
-one is not removed this way: that none is needed is for `sleep` to say.
+kept for a surge that is over before one could start. Never below what is recommended now (`decide`). One
+replica or a tenth at a time, and only while every replica and gateway gives samples. Replicas that found no
+place or are past their deadline give none and serve nobody: they hold no removal back, and those beyond the
+number that the load calls for go at once. The last one is not removed this way: that none is needed is for
+`sleep` to say.
 
 A removal that was regretted makes the time looked back longer (`patience`): what comes and goes is more than
 the dead band holds off. Where those that are left could take such a rise as was regretted, and ROOMY_BAND at
