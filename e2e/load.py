@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
+# A request is sent again after the first, and after twice as long each time: the openai client's pauses.
 AGAIN_SECONDS = 0.5
+LONGEST_AGAIN_SECONDS = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,8 @@ class Load:
     """A running load: `outcomes` grows as requests end; `stop()` lets every request in hand finish.
 
     ignore_eos: whether every answer has `max_tokens` tokens. attempts: how often a request is sent whose
-    connection fails before any byte of an answer; the openai client sends it three times. pause_seconds: of
-    each user after each answer.
+    connection fails before any byte of an answer; the openai client sends it `max_retries` + 1 times.
+    pause_seconds: of each user after each answer.
     """
 
     base_url: str
@@ -96,7 +98,7 @@ class Load:
             except (aiohttp.ClientError, TimeoutError) as failure:
                 answer.error = f"{type(failure).__name__}: {failure}"
                 if not answer.has_begun and attempt < self.attempts:
-                    await asyncio.sleep(AGAIN_SECONDS)
+                    await asyncio.sleep(min(AGAIN_SECONDS * 2 ** (attempt - 1), LONGEST_AGAIN_SECONDS))
                     continue
             break
         ttft = None if answer.first_at is None else answer.first_at - sent_at
