@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.live.policies import FIXED, STABILIZATION_SECONDS
+from benchmarks.live.policies import FIXED, HPA_DOWN_SECONDS, stabilization_seconds
 
 from headway_simulator.baselines.horizontal import SYNC_SECONDS
 
@@ -92,7 +92,8 @@ def _settings(results: Mapping[str, Any]) -> list[str]:
     able = f"{setting['most_replicas']} replicas can do ({results['capacity']:.1f} each, measured)"
     targets = f"TTFT {setting['ttft']:g} ms and TPOT {setting['tpot']:g} ms at P{setting['percentile']}"
     limits = f"{setting['max_num_seqs']} sequences and {setting['max_num_batched_tokens']} tokens a step"
-    sync, down = (seconds / setting["speed"] for seconds in (SYNC_SECONDS, STABILIZATION_SECONDS))
+    sync, down = (seconds / setting["speed"] for seconds in (SYNC_SECONDS, HPA_DOWN_SECONDS))
+    own = stabilization_seconds(setting["speed"])
     promise = "each replica counts against the TTFT target and puts back what comes too late anyway"
     periods = f"Headway decides every {results['interval_seconds']:g} s, the HPA every {sync:g} s"
     return [
@@ -103,7 +104,7 @@ def _settings(results: Mapping[str, Any]) -> list[str]:
         f"At most {limits}, which only Headway moves.",
         f"All have the same `slo`: {promise}.",
         "All but Headway have `replicas` and no range of limits, so that the operator leaves both alone.",
-        f"Periods are compressed as time is: {periods}; down after {down:g} s. Starts of pods are not.",
+        f"Periods are compressed as time is: {periods}; down after {own:g} and {down:g} s. Starts of pods are not.",
     ]
 
 

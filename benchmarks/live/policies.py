@@ -2,7 +2,7 @@
 
 The formula, its behaviour and its numbers are those of the simulated baseline
 (`headway_simulator.baselines.horizontal`); here it reads the pages of real pods and writes `/scale`. As time
-is compressed, so are its periods, and Headway's own time of stabilisation.
+is compressed, so are its periods and the time of stabilisation that Headway ships with.
 """
 
 import asyncio
@@ -18,11 +18,12 @@ from e2e.kubernetes import Object
 from e2e.observed_service import MANIFEST, NAME, NAMESPACE
 
 from headway_operator.errors import ClusterError
-from headway_simulator.baselines.horizontal import SYNC_SECONDS, Memory, behave, by_waiting
+from headway_operator.spec.scaling import Scaling
+from headway_simulator.baselines.horizontal import SYNC_SECONDS, Behavior, Memory, behave, by_waiting
 
 HEADWAY, FIXED, WAITING = "Headway", "fixed", "HPA on waiting requests"
-STABILIZATION_SECONDS = 300.0
 LEAST_STABILIZATION_SECONDS = 10
+HPA_DOWN_SECONDS = Behavior(target=1.0).stabilization_seconds
 LEAST_BATCHED_TOKENS = 64
 
 
@@ -75,15 +76,19 @@ def manifest(policy: str, setting: Setting, replicas: int, *, on_this_machine: b
         "maxNumBatchedTokens": {"min": least[1], "initial": tokens, "max": tokens},
     }
     if policy == HEADWAY:
-        stabilization = max(LEAST_STABILIZATION_SECONDS, round(STABILIZATION_SECONDS / setting.speed))
         spec["scaling"] = {
             "minReplicas": 1,
             "maxReplicas": setting.most_replicas,
-            "stabilizationSeconds": stabilization,
+            "stabilizationSeconds": stabilization_seconds(setting.speed),
         }
     else:
         spec["replicas"] = replicas
     return with_host_runtime(found) if on_this_machine else found
+
+
+def stabilization_seconds(speed: float) -> int:
+    """What Headway ships with, in time that goes so many times as fast, as far as a spec may say."""
+    return max(LEAST_STABILIZATION_SECONDS, round(Scaling().stabilization_seconds / speed))
 
 
 class WaitingScaler:
@@ -96,7 +101,7 @@ class WaitingScaler:
     def decide(self, num_waiting: int, replicas: int, now: float) -> int:
         """What to write, with so many replicas asked for."""
         wanted = min(self._most, max(1, by_waiting(num_waiting, replicas, self._waiting)))
-        chosen, self._memory = behave(self._memory, wanted, replicas, STABILIZATION_SECONDS, now)
+        chosen, self._memory = behave(self._memory, wanted, replicas, HPA_DOWN_SECONDS, now)
         return chosen
 
 
