@@ -23,6 +23,7 @@ fails in 1, 4 or 5 is told and left aside like one that cannot be honoured. Wher
 is told and nothing is changed; in 13 it is told in place of what failed.
 """
 
+import asyncio
 import hashlib
 import json
 import logging
@@ -204,9 +205,14 @@ async def _act(cluster: Cluster, scraper: Scraper, outcome: Outcome, todo: Plan,
         for child in sorted(observed.children - todo.keep):
             await outcome.attempt(f"prune {child.kind} {child.name}", cluster.prune(key, child))
     addresses = {replica.name: replica.address for replica in observed.replicas}
-    for replica, body in todo.patch.items():
-        if address := addresses.get(replica):
-            await outcome.attempt(f"patch limits of {replica}", scraper.patch_limits(key, address, body))
+    # All at once: one that does not answer holds up no other.
+    await asyncio.gather(
+        *(
+            outcome.attempt(f"patch limits of {replica}", scraper.patch_limits(key, address, body))
+            for replica, body in todo.patch.items()
+            if (address := addresses.get(replica))
+        )
+    )
     for address, routing in todo.route.items():
         await outcome.attempt(f"route at {address}", scraper.route(key, address, routing))
 

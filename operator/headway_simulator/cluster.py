@@ -56,8 +56,9 @@ class Conditions:
     cold_start_spread, as a share. most_pods: that nodes have room for. missing_samples: the share of samples,
     of replicas and of the gateway, that do not come. deaths_per_pod_hour: of ready pods. initial_replicas:
     ready when the load begins. interval_seconds: between two passes; the operator's default.
-    step_time_error: the controller is told of steps so many times as long as they are, so that what it
-    learns of a replica's capacity is wrong. routing: how the gateway chooses a replica.
+    step_time_error: the controller is told of steps, and of the time between tokens by which it would put
+    that right, so many times as long as they are, so that what it learns of a replica's capacity is wrong.
+    routing: how the gateway chooses a replica.
     """
 
     initial_replicas: int = 1

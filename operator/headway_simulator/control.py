@@ -85,7 +85,7 @@ def replica_sample(pod: Pod, engine: SimulatedEngine, envelope: Limits, now: flo
             metrics.moments.prompt_steps,
             metrics.moments.prompts,
             metrics.moments.answers,
-            (sum(gaps.counts), gaps.sum_milliseconds),
+            (sum(gaps.counts), engine.step_time_error * gaps.sum_milliseconds),
         ),
     )
 

@@ -82,11 +82,11 @@ class _Accounts(StepAccounts):
 
 class SimulatedEngine:
     """now: when it starts. seed: of guesses. step_time_error: it tells of steps so many times as long as
-    they are."""
+    they are; as long is to be told of the time between tokens, which would put that right."""
 
     def __init__(self, settings: EngineSettings, now: float, seed: str, step_time_error: float = 1.0) -> None:
         self.settings = settings
-        self._step_time_error = step_time_error
+        self.step_time_error = step_time_error
         speculation = settings.speculation
         num_guesses = 0 if speculation is None else speculation.num_speculative_tokens
         self._runner = SimulatedRunner(settings.model, now, speculation, seed)
@@ -183,7 +183,7 @@ class SimulatedEngine:
             return
         num_turns = ahead.turns_before(now)
         if self.settings.is_sampled:
-            tell(ahead, num_turns, self.scheduler.prompt_cost, self.metrics, self._step_time_error)
+            tell(ahead, num_turns, self.scheduler.prompt_cost, self.metrics, self.step_time_error)
         launched_at = take_over(ahead, num_turns, self.scheduler, self._runner, self.metrics)
         self._loop.skip_to(launched_at, self._runner.now)
         self.wakes_at = self._runner.now

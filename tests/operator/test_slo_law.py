@@ -104,6 +104,21 @@ def test_a_target_that_prefill_alone_misses_is_infeasible_and_says_what_would_he
     assert "so more replicas would not help: no lever of the model is known to help" in decision.message
 
 
+def test_a_target_that_nothing_keeps_is_no_reason_to_leave_places_unused(fleet: Fleet) -> None:
+    """A queue behind two places, on replicas whose tokens have time left."""
+    fleet.violated("ttft")
+    fleet.promise(Targets(50.0, 260.0))
+    fleet.per_second = 20.0
+    few = Limits(2, 2048)
+    fleet.memory = fleet.memory._replace(limits=few)
+    fleet.gauges = {"limits": few, "running": 2, "waiting": 6, "oldest_waiting_seconds": 4.0}
+    decision, _ = fleet.decide()
+    assert (decision.replicas, decision.blocker) == (4, "TargetInfeasible")
+    assert (decision.cause, decision.limits.max_num_seqs) == ("RaisedBatchLimit", 8)
+    fleet.gauges = {"limits": few, "running": 2}
+    assert fleet.decide()[0].limits == few, "nobody waits for a place"
+
+
 def test_busy_replicas_do_not_show_that_an_idle_one_would_miss(fleet: Fleet) -> None:
     """How prompts are spread is not known: their longest may be shorter than a lognormal's."""
     fleet.violated("ttft")

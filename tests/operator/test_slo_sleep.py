@@ -97,6 +97,27 @@ def test_nothing_unseen_is_idle(life: Life) -> None:
     assert life.step(4).replicas == 0
 
 
+def test_a_sample_that_is_missing_now_and_then_keeps_nobody_awake(life: Life) -> None:
+    """What came meanwhile is counted in the next; nobody sleeps on a pass that did not see."""
+    life.step()
+    for number in range(1, 13):
+        life.is_gateway_silent = number % 3 == 0
+        assert life.step().replicas == 1
+    assert life.is_gateway_silent
+    life.is_gateway_silent = False
+    assert life.step().replicas == 0
+
+
+def test_what_came_beside_a_missing_sample_keeps_it_awake(life: Life) -> None:
+    life.step(10)
+    life.is_gateway_silent = True
+    life.step()
+    life.is_gateway_silent, life.received = False, 1
+    life.step()
+    assert life.step(10).replicas == 1
+    assert life.step(4).replicas == 0
+
+
 def test_a_gateway_that_could_not_wake_it_keeps_it_awake_and_says_so(life: Life) -> None:
     life.routing = None
     decision = life.step(30)

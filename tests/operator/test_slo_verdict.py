@@ -1,9 +1,12 @@
 """The verdicts that a count of misses allows."""
 
+from collections.abc import Iterator
 from math import comb
 
 import pytest
 
+from headway_operator.slo import lognormal
+from headway_operator.slo import verdict as verdicts
 from headway_operator.slo.verdict import ERROR_PROBABILITY, verdict
 
 
@@ -47,3 +50,42 @@ def test_no_traffic_is_unknown_and_a_million_requests_do_not_overflow() -> None:
     assert verdict(0, 0, 95) == "unknown"
     assert verdict(960_000, 40_000, 95) == "met"
     assert verdict(940_000, 60_000, 95) == "violated"
+
+
+@pytest.mark.parametrize("percentile", [50, 95, 99])
+def test_a_verdict_takes_some_deviations_of_terms_however_many_requests_there_are(
+    percentile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tail is as many terms as misses: a busy service has tens of thousands in five minutes."""
+    num_requests = 1_000_000
+    expected = num_requests * (100 - percentile) // 100
+    deviation = (expected * percentile / 100) ** 0.5
+
+    class Counted:
+        """A range that counts what is taken of it."""
+
+        taken = 0
+
+        def __init__(self, *bounds: int) -> None:
+            self._range = range(*bounds)
+
+        def __iter__(self) -> Iterator[int]:
+            for one in self._range:
+                Counted.taken += 1
+                yield one
+
+    monkeypatch.setattr(verdicts, "range", Counted, raising=False)
+    for missed in (expected, expected + 1, int(expected + deviation), int(expected - deviation)):
+        Counted.taken = 0
+        assert verdict(num_requests - missed, missed, percentile) == "unknown"
+        assert 0 < Counted.taken < 12 * deviation
+    assert verdict(num_requests - int(expected - 1.4 * deviation), int(expected - 1.4 * deviation), percentile) == "met"
+    more = int(expected + 1.4 * deviation)
+    assert verdict(num_requests - more, more, percentile) == "violated"
+
+
+def test_deviations_of_ever_new_percentiles_are_not_kept_for_ever() -> None:
+    """What a promise is sized for moves with each pass of each service."""
+    for number in range(2000):
+        lognormal.deviations_of(95.0 + number / 1000.0)
+    assert lognormal.deviations_of.cache_info().currsize <= 256

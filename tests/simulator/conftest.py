@@ -122,13 +122,29 @@ def unchanged(shown: Shown) -> Shown:
     return shown
 
 
-def without_gaps(shown: Shown) -> Shown:
-    """Samples of an earlier version: nothing in them says that steps take longer than they tell."""
-    replicas = {
-        name: one and replace(one, moments=one.moments and replace(one.moments, gaps=(0.0, 0.0)))
-        for name, one in shown.sample.replicas.items()
-    }
-    return shown._replace(sample=replace(shown.sample, replicas=replicas))
+def telling_steps(factor: float) -> Callable[[Shown], Shown]:
+    """Replicas whose steps are told so many times as long as they are, and the rest as it is."""
+
+    def told(sums: tuple[float, ...]) -> tuple[float, ...]:
+        return (*sums[:10], *(factor * one for one in sums[10:14]), factor**2 * sums[14])
+
+    def change(shown: Shown) -> Shown:
+        replicas = {
+            name: one
+            and replace(
+                one,
+                moments=one.moments
+                and replace(
+                    one.moments,
+                    decode_steps=told(one.moments.decode_steps),
+                    prompt_steps=told(one.moments.prompt_steps),
+                ),
+            )
+            for name, one in shown.sample.replicas.items()
+        }
+        return shown._replace(sample=replace(shown.sample, replicas=replicas))
+
+    return change
 
 
 @dataclass
@@ -196,7 +212,7 @@ def build() -> SimpleNamespace:
         slow=build_slow,
         steps=build_steps,
         course=Course,
-        without_gaps=without_gaps,
+        telling_steps=telling_steps,
     )
 
 

@@ -317,6 +317,9 @@ def test_step_times_may_be_told_wrong_and_nothing_else_changes(build: Any) -> No
         assert wrong.moments.decode_steps[10:14] == pytest.approx([2 * one for one in total[10:14]])
         assert wrong.moments.decode_steps[14] == pytest.approx(4 * total[14])
         assert wrong.histograms["tpot"] == right.histograms["tpot"]
+        (num_told, told_milliseconds), (num_true, true_milliseconds) = wrong.moments.gaps, right.moments.gaps
+        assert num_told == num_true > 0
+        assert told_milliseconds == pytest.approx(2 * true_milliseconds)
 
 
 def test_limits_are_patched_into_replicas_and_into_those_that_come_later(build: Any) -> None:

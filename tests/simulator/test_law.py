@@ -42,10 +42,10 @@ def test_the_step_model_of_the_simulation_is_found(build: Any) -> None:
 
 @pytest.mark.parametrize("error", [0.5, 2.0])
 def test_steps_that_are_told_wrong_are_put_right_by_what_requests_see(build: Any, error: float) -> None:
-    decisions: list[Decision] = []
-    setting = build.setting(initial_replicas=2, step_time_error=error)
-    Simulation(build.load(rate=3.0, seconds=150.0), setting, listening(decisions)).result()
-    numbers = decisions[-1].evidence
+    load, setting = build.load(rate=3.0, seconds=150.0), build.setting(initial_replicas=2)
+    course = build.course(load, setting, build.telling_steps(error))
+    course.run()
+    numbers = course.decisions[-1].evidence
     assert numbers["step_pace"] == pytest.approx(1.0 / error, rel=0.1)
     assert numbers["step_base_milliseconds"] == pytest.approx(build.model.base_milliseconds, rel=0.2)
 

@@ -131,7 +131,6 @@ def test_slow_tokens_between_long_prompts_lower_the_budget_and_by_a_fifth_at_mos
             batching={"maxNumSeqs": {"min": 32, "max": 32}},
             step_time_error=0.5,
         ),
-        build.without_gaps,
     )
     course.run()
     assert any(one.cause == "LoweredTokenBudget" and is_broken(one, "tpot") for one in course.decisions)
@@ -153,7 +152,6 @@ def test_slow_tokens_of_many_sequences_lower_the_cap_and_then_add_replicas(build
             batching={"maxNumBatchedTokens": {"min": 1024, "max": 1024}},
             step_time_error=0.5,
         ),
-        build.without_gaps,
     )
     course.run()
     lowered = next(
@@ -228,7 +226,6 @@ def test_limits_are_looked_at_every_fifteen_seconds_and_trimmed_within_a_fifth(b
     course = build.course(
         build.steps((60, 0.6), (240, 1.2), prompt=100, output=120),
         build.slow(slo={"tpotMilliseconds": 110}, scaling={"maxReplicas": 1}, step_time_error=0.5),
-        build.without_gaps,
     )
     course.run()
     learnt = [one for one in course.decisions if "best_max_num_seqs" in one.evidence]

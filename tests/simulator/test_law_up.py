@@ -76,7 +76,6 @@ def test_a_promise_that_the_model_thinks_kept_costs_trust_which_adds_replicas(bu
     course = build.course(
         build.steps((120, 0.6), (240, 1.3), prompt=100, output=120),
         build.slow(slo={"tpotMilliseconds": 110}, step_time_error=0.5),
-        build.without_gaps,
     )
     course.run()
     trust = [one.kappa for one in course.memories]
@@ -98,7 +97,6 @@ def test_trust_in_a_wrong_model_does_not_swing(build: Any) -> None:
     course = build.course(
         build.steps((120, 0.6), (2280, 1.3), prompt=100, output=120),
         build.slow(slo={"tpotMilliseconds": 110}, step_time_error=0.5, interval_seconds=10.0),
-        build.without_gaps,
     )
     course.run()
     trust = [one.kappa for one in course.memories]
@@ -118,7 +116,6 @@ def test_a_queue_at_a_replica_that_does_less_than_its_steps_tell_adds_another(bu
             model=build.model,
             step_time_error=0.7,
         ),
-        build.without_gaps,
     )
     course.run()
     at, before, after = course.moves()[-1]

@@ -29,6 +29,8 @@ REFRESH_SECONDS = 90.0
 MOST_REFRESHES_PER_SECOND = 4.0
 # Likewise a status of which nothing moves, which shows that somebody still looks.
 HEARTBEAT_SECONDS = 600.0
+# Decisions before the last one; a hundred, with their numbers, are in the checkpoint.
+MOST_EARLIER_DECISIONS = 5
 _QUALITY_WORDS = {
     "Passed": "passed",
     "NothingToJudge": "passed",
@@ -84,6 +86,7 @@ def status(
     limits = _applied_limits(sample, decision)
     percentile = service.spec.slo.percentile if service.spec.slo else 95
     starts = startup(service, observed, sample, now)
+    earlier, last = _decisions(decision, service.status)
     return {
         **({} if gate is None else {"quality": _quality(gate, rendered)}),
         "observedGeneration": service.generation,
@@ -111,7 +114,8 @@ def status(
         "rollout": rollout_status(rollout.record),
         **({"startup": starts} if starts else {}),
         **({"recommendation": decision.advice} if decision.advice else {}),
-        "lastDecision": _last_decision(decision, service.status.get("lastDecision") or {}),
+        "lastDecision": last,
+        **({"earlierDecisions": earlier} if earlier else {}),
         "display": {
             "replicas": f"{num_ready}/{wanted}",
             "ttft": _display(decision.ttft, percentile),
@@ -122,8 +126,12 @@ def status(
     }
 
 
-def _last_decision(decision: Decision, before: Mapping[str, Any]) -> dict[str, Any]:
-    """before: the one that the last status had; what says the same keeps its `since`."""
+def _decisions(
+    decision: Decision, before: Mapping[str, Any]
+) -> tuple[list[Mapping[str, Any]], dict[str, Any]]:
+    """Those before, the latest first, and this one; before: the last status. What says the same as the last
+    one stands in its place and keeps its `since`."""
+    last, earlier = before.get("lastDecision") or {}, before.get("earlierDecisions") or []
     said = {
         "replicas": decision.replicas,
         "maxNumSeqs": decision.limits.max_num_seqs,
@@ -131,11 +139,13 @@ def _last_decision(decision: Decision, before: Mapping[str, Any]) -> dict[str, A
         "cause": decision.cause,
         "blocker": decision.blocker,
     }
-    stands = bool(before.get("since")) and all(before.get(key) == value for key, value in said.items())
+    stands = bool(last.get("since")) and all(last.get(key) == value for key, value in said.items())
+    if last and not stands:
+        earlier = [last, *earlier][:MOST_EARLIER_DECISIONS]
     candidate = decision.evidence.get("recommended_replicas")
-    return {
+    return list(earlier), {
         "time": timestamp(decision.at),
-        "since": before["since"] if stands else timestamp(decision.at),
+        "since": last["since"] if stands else timestamp(decision.at),
         **said,
         **({} if candidate is None else {"candidateReplicas": int(candidate)}),
         "message": decision.message,

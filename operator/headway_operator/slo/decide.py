@@ -115,7 +115,8 @@ def _situation(
         if memory.late_at is not None:
             # Nor is learnt from answers that began in a crowd.
             settled_at = max(settled_at, memory.late_at + found.replica.answer_seconds(target))
-        is_quiet = not now_load.late and not counted.unsampled and not ill
+        is_sampled = not counted.unsampled and counted.is_gateway_sampled
+        is_quiet = not now_load.late and is_sampled and not ill
         if is_quiet:
             memory = calibrated(memory, happened, found, limits, counted.ready, settled_at, now)
         work, usual = found.replica.workload, memory.usual

@@ -85,8 +85,11 @@ def _towards_best(situation: Situation, found: Sizing) -> Move | None:
     """The model's best limits, trimmed."""
     changed_at, limits = situation.memory.limits_changed_at, situation.limits
     is_due = changed_at is None or situation.now - changed_at >= TUNING_SECONDS
-    if not is_due or situation.infeasible:
+    if not is_due:
         return None
+    if situation.infeasible:
+        # No limits keep the promise; a queue is no reason to leave room unused.
+        return _raise(situation) if situation.load.waiting and situation.is_full else None
     trims = situation.memory.trims
     places, why = _places(situation, found)
     new = _trimmed_best(situation, found, places, trims)

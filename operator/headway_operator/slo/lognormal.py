@@ -1,11 +1,12 @@
 """The lognormal distribution that a latency with a mean and a variance is taken to have."""
 
-from functools import cache
+from functools import lru_cache
 from math import exp, log, sqrt
 from statistics import NormalDist
 
 
-@cache
+# Percentiles that promises are sized for move with each pass (`sizing.aimed_percent`).
+@lru_cache(maxsize=256)
 def deviations_of(percent: float) -> float:
     """Of the normal distribution, from its median to a percentile."""
     return NormalDist().inv_cdf(percent / 100.0)

@@ -200,7 +200,7 @@ def supply(target: Target, memory: Memory, sample: Sample, observed: Observed, n
         overdue_reason=next((replica.reason for replica in late if replica.reason), ""),
         replaceable=_replaceable(late, deadline),
         unsampled=sum(replica.name not in fresh for replica in ready),
-        sample_error=next(iter(sample.errors.values()), ""),
+        sample_error=next((why for name, why in sample.errors.items() if name in sample.replicas), ""),
         is_gateway_sampled=None not in sample.gateways.values(),
         is_gateway_lost=any(
             one is None and is_unseen(name, memory.baselines, now - LONGEST_GAP_SECONDS)

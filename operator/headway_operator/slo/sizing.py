@@ -153,7 +153,7 @@ def lead_seconds(memory: Memory) -> float:
     seconds = sorted(seconds for _, seconds in memory.starts)
     if not seconds:
         return FIRST_LEAD_SECONDS
-    return max(LEAST_LEAD_SECONDS, seconds[min(len(seconds) - 1, int(len(seconds) * LEAD_PERCENT / 100))])
+    return max(LEAST_LEAD_SECONDS, seconds[ceil(len(seconds) * LEAD_PERCENT / 100) - 1])
 
 
 def expected(target: Target, memory: Memory, happened: Recent, now: float) -> Forecast:

@@ -28,11 +28,19 @@ def with_idleness(situation: Situation) -> Memory:
     """Since when nobody has asked for anything, as far as can be told."""
     counted, load = situation.supply, situation.load
     is_busy = load.running or load.waiting or load.in_flight or load.received
-    is_unsure = counted.unsampled or not counted.is_gateway_sampled or not counted.ready
+    is_unknown = counted.is_gateway_lost or not counted.ready
     since = situation.memory.idle_since
-    if not situation.target.may_sleep or is_busy or is_unsure:
+    if not situation.target.may_sleep or is_busy or is_unknown:
         return situation.memory if since is None else situation.memory._replace(idle_since=None)
+    if _is_unsure(situation):
+        # The next sample counts what came meanwhile.
+        return situation.memory
     return situation.memory._replace(idle_since=situation.now if since is None else since)
+
+
+def _is_unsure(situation: Situation) -> bool:
+    """Whether somebody who would know of a request gave no sample just now."""
+    return bool(situation.supply.unsampled) or not situation.supply.is_gateway_sampled
 
 
 def wake(situation: Situation) -> Choice:
@@ -54,7 +62,7 @@ def wake(situation: Situation) -> Choice:
 def is_idle(situation: Situation) -> bool:
     """Whether nobody has asked for anything for long enough."""
     since = situation.memory.idle_since
-    if since is None or not situation.target.may_sleep or situation.other_scaler:
+    if since is None or not situation.target.may_sleep or situation.other_scaler or _is_unsure(situation):
         return False
     return situation.now - since >= idle_seconds(situation.target, situation.lead_seconds)
 

@@ -18,6 +18,8 @@ Verdict = Literal["met", "violated", "unknown"]
 ERROR_PROBABILITY = 0.10
 # One or two slow requests (the first after a start) are no reason to act, whatever the tail says of them.
 LEAST_MISSES = 3
+# What adds no more than this share to a probability is left out of it.
+NEGLIGIBLE = 1e-15
 
 
 def verdict(met: int, missed: int, percentile: int) -> Verdict:
@@ -29,15 +31,27 @@ def verdict(met: int, missed: int, percentile: int) -> Verdict:
     # P(X <= m) + P(X >= m) > 1, so at most one of the two tails can be small.
     if missed <= num_requests * share:
         return "met" if _at_most(missed, num_requests, share) <= ERROR_PROBABILITY else "unknown"
-    at_least = 1.0 - _at_most(missed - 1, num_requests, share)
-    return "violated" if missed >= LEAST_MISSES and at_least <= ERROR_PROBABILITY else "unknown"
+    if missed < LEAST_MISSES:
+        return "unknown"
+    # As many misses at least are as few at most that are none.
+    at_least = _at_most(met, num_requests, 1.0 - share)
+    return "violated" if at_least <= ERROR_PROBABILITY else "unknown"
 
 
-def _at_most(misses: int, num_requests: int, share: float) -> float:
-    """P(X <= misses) for X binomial(num_requests, share)."""
-    if misses < 0:
-        return 0.0
-    return min(1.0, sum(_exactly(k, num_requests, share) for k in range(misses + 1)))
+def _at_most(most: int, num_requests: int, share: float) -> float:
+    """P(X <= most) for X binomial(num_requests, share) and most no more than its mean.
+
+    From `most` down each is less likely than the one before, so that the sum ends with what no longer adds to
+    it: some standard deviations on, however many requests there are.
+    """
+    found = exactly = _exactly(most, num_requests, share)
+    odds = (1.0 - share) / share
+    for k in range(most, 0, -1):
+        exactly *= k / (num_requests - k + 1) * odds
+        if exactly <= NEGLIGIBLE * found:
+            break
+        found += exactly
+    return min(1.0, found)
 
 
 def _exactly(k: int, num_requests: int, share: float) -> float:

@@ -272,6 +272,8 @@ class InferenceServiceStatus(StatusModel):
     """How long the latest replicas took to start."""
     last_decision: LastDecision | None = None
     """The controller's last decision."""
+    earlier_decisions: Annotated[list[LastDecision], Field(max_length=16)] = []
+    """The decisions before it that said something else, the latest first."""
     display: Display | None = None
     """Short texts for the columns of `kubectl get`."""
     updated_at: Annotated[str, Field(json_schema_extra={"format": "date-time"})] | None = None
