@@ -21,7 +21,16 @@ from headway_simulator.flags import (
 )
 from headway_simulator.generators import DAY_SECONDS, Course, Kind, generated
 from headway_simulator.oracle import INTERVAL_SECONDS
-from headway_simulator.rates import Lengths, arrivals_of, check_number, scaled_to_mean, within
+from headway_simulator.rates import (
+    FEW_REQUESTS,
+    MOST_REQUESTS,
+    Lengths,
+    arrivals_of,
+    check_number,
+    mean_rate,
+    scaled_to_mean,
+    within,
+)
 from headway_simulator.service_flags import service_of
 from headway_simulator.simulated_runner import Speculation
 from headway_simulator.step_model import (
@@ -121,12 +130,16 @@ def _read(options: argparse.Namespace) -> Trace:
     seconds = found[-1].end_seconds
     _check_part(options, seconds)
     # No requests are made of what is then left out: two weeks may have more than can be held.
-    windows = within(found, options.start_seconds, min(options.end_seconds, seconds))
-    if options.rate is not None:
-        windows = scaled_to_mean(windows, options.rate, *_part(options, seconds))
-    return arrivals_of(
-        options.trace.name, windows, _lengths(options), options.seed, variation=options.variation
-    )
+    windows, name = within(found, options.start_seconds, min(options.end_seconds, seconds)), options.trace.name
+    part = _part(options, seconds)
+    if (rate := options.rate) is None and (mean := mean_rate(windows, *part)) is not None:
+        length = part[1] - part[0]
+        if options.rate_scale == 1 and mean * length > MOST_REQUESTS:
+            rate = FEW_REQUESTS / length
+            name = f"{name} (at {rate:.3g} requests/s for {mean:.3g}, which are too many; --rate asks for others)"
+    if rate is not None:
+        windows = scaled_to_mean(windows, rate, *part)
+    return arrivals_of(name, windows, _lengths(options), options.seed, variation=options.variation)
 
 
 def _part(options: argparse.Namespace, duration_seconds: float) -> tuple[float, float]:

@@ -21,6 +21,8 @@ OUTPUT_MEDIAN, OUTPUT_SIGMA = 165.0, 0.7
 # Beyond these, standard deviations of gaps over their mean are no numbers that gaps can be drawn by.
 LEAST_VARIATION, MOST_VARIATION = 0.01, 100.0
 MOST_REQUESTS = 10_000_000
+# Of rates that would make more than those, so many are taken where nobody says how many: minutes of simulation.
+FEW_REQUESTS = 250_000
 LEAST_TOKENS, MOST_PROMPT_TOKENS, MOST_OUTPUT_TOKENS = 1, 8192, 2048
 
 
@@ -95,6 +97,13 @@ def within(windows: Sequence[RateWindow], start: float, end: float) -> tuple[Rat
     )
 
 
+def mean_rate(windows: Sequence[RateWindow], start: float = 0.0, end: float = math.inf) -> float | None:
+    """Requests per second over [start, end); None where no window is in it."""
+    lengths = [max(0.0, min(one.end_seconds, end) - max(one.start_seconds, start)) for one in windows]
+    num_requests = sum(one.requests_per_second * length for one, length in zip(windows, lengths, strict=True))
+    return num_requests / sum(lengths) if sum(lengths) else None
+
+
 def scaled_to_mean(
     windows: Sequence[RateWindow], requests_per_second: float, start: float = 0.0, end: float = math.inf
 ) -> tuple[RateWindow, ...]:
@@ -103,14 +112,13 @@ def scaled_to_mean(
     A lower rate is a choice of the requests at random, each with probability p. That takes bursts apart: of a
     renewal process whose gaps have the squared variation v, the thinned one's is 1 + p * (v - 1).
     """
-    lengths = [max(0.0, min(one.end_seconds, end) - max(one.start_seconds, start)) for one in windows]
-    num_requests = sum(one.requests_per_second * length for one, length in zip(windows, lengths, strict=True))
-    if num_requests == 0:
+    mean = mean_rate(windows, start, end)
+    if not mean:
         raise OptionsError(
             f"--rate={requests_per_second:g}: the trace's rates are all 0 in the part that is taken, and "
             "there is nothing to scale; take another part (--start-seconds, --end-seconds, --half)"
         )
-    factor = requests_per_second * sum(lengths) / num_requests
+    factor = requests_per_second / mean
     return tuple(
         replace(
             one,

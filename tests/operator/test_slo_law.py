@@ -219,6 +219,15 @@ def learnt(build: Any, *, counted: int = 10, passed: float | None = None, known:
     return moved(counted, passed, known) / moved(100_000, None, 0.0)
 
 
+def test_nothing_is_measured_while_a_gateway_is_silent(build: Any) -> None:
+    """What it was asked for is missing from the rate, so that replicas would seem slow."""
+    fleet = Fleet(build, 4, 4 * CAPACITY)
+    fleet.gateway_lost = True
+    assert fleet.decide()[1].factors == Factors()
+    fleet.gateway_lost = False
+    assert fleet.decide()[1].factors != Factors()
+
+
 def test_the_first_measurement_counts_nearly_whole(build: Any) -> None:
     assert learnt(build) > 0.9
     assert 0.2 < learnt(build, passed=5.0) < 0.9, "of the little that has come since the last pass"

@@ -260,6 +260,8 @@ class QuietScraper(Scraper):
         self.state: dict[str, dict[str, Any]] = {}
         self.patches: list[tuple[str, dict[str, Any]]] = []
         self.refuses = False
+        # Those who patch wait for each other.
+        self.together: asyncio.Barrier | None = None
 
     async def sample(self, key: ServiceKey, observed: Observed) -> Sample:
         samples = {}
@@ -288,6 +290,8 @@ class QuietScraper(Scraper):
 
     async def patch_limits(self, key: ServiceKey, address: str, body: Mapping[str, Any]) -> None:
         self.patches.append((address, dict(body)))
+        if self.together is not None:
+            await self.together.wait()
         if self.refuses:
             raise ScrapeError(f"PATCH {address}: answered 422")
         self.state[address].update(body)

@@ -1,5 +1,6 @@
 """The list of steps against a cluster in memory, with faults put into single steps."""
 
+import asyncio
 import copy
 import itertools
 from collections import Counter
@@ -241,6 +242,19 @@ async def test_a_replica_that_refuses_its_limits_is_reported_and_patched_again(s
     stage.scraper.refuses = False
     outcome = await stage.step()
     assert outcome.problems == []
+
+
+async def test_limits_go_to_all_replicas_at_once(stage: Stage) -> None:
+    """Of a hundred the ten that hang must not hold up the rest."""
+    stage.manifest["spec"]["replicas"] = 8
+    await stage.settle()
+    stage.manifest["spec"]["slo"]["ttftMilliseconds"] = 450
+    stage.scraper.patches.clear()
+    stage.scraper.together = asyncio.Barrier(8)
+    async with asyncio.timeout(60):
+        outcome = await stage.step()
+    assert outcome.problems == []
+    assert len({address for address, _ in stage.scraper.patches}) == 8
 
 
 async def test_a_problem_that_stays_is_logged_once(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:

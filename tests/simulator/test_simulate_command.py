@@ -11,6 +11,7 @@ import pytest
 from tests.simulator.conftest import ROW
 
 from headway.cli import main as headway_main
+from headway_simulator import options
 from headway_simulator.cluster import Simulation
 from headway_simulator.simulate_command import main
 
@@ -87,6 +88,21 @@ def test_rates_are_scaled_and_take_lengths_from_another_trace(
     report = simulated("--trace", rates, "--rate", 2, "--lengths", trace, "--no-oracle")
     assert report["trace"]["duration_seconds"] == 240
     assert report["trace"]["requests_per_second"] == pytest.approx(2.0, rel=0.15)
+
+
+def test_of_rates_of_too_many_requests_few_are_taken_and_it_is_said(
+    trace: Path, tmp_path: Path, simulated: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two weeks at 196 a second, given alone."""
+    monkeypatch.setattr(options, "FEW_REQUESTS", 480)
+    rates = tmp_path / "rates.csv"
+    rates.write_text("start_seconds,requests_per_second\n0,100000\n120,300000\n")
+    report = simulated("--trace", rates, "--lengths", trace, "--no-oracle")
+    assert report["trace"]["requests_per_second"] == pytest.approx(2.0, rel=0.15)
+    told = "rates.csv (at 2 requests/s for 2e+05, which are too many; --rate asks for others)"
+    assert report["trace"]["name"] == told
+    rates.write_text("start_seconds,requests_per_second\n0,1\n120,3\n")
+    assert simulated("--trace", rates, "--lengths", trace, "--no-oracle")["trace"]["name"] == "rates.csv"
 
 
 @pytest.mark.parametrize(
