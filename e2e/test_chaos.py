@@ -109,7 +109,7 @@ async def test_a_killed_gateway_takes_no_more_with_it_than_what_it_held(
 ) -> None:
     """The other one serves on; clients that send again what got no answer, as they do, lose nothing else.
 
-    Until the kubelet has seen the death, the Service leads half of them to the dead one: they try for so long.
+    Until the kubelet has seen the death, the Service leads half of them to the dead one: they try so long.
     """
     await eventually("both serve", 60, lambda: [*map(is_ready, gateway_pods(installed))] == [True, True])
     async with under_load(url, attempts=6) as load:

@@ -68,9 +68,10 @@ def _seconds(rows: Iterable[Row]) -> float:
 
 
 def _told(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """As it would be read again, but for how long it took."""
+    """As it would be read again, but for where it was found and how long it took."""
     read = json.loads(json.dumps(list(rows)))
-    return [{name: value for name, value in row.items() if name != "processor_seconds"} for row in read]
+    apart = ("processor_seconds", "machine")
+    return [{name: value for name, value in row.items() if name not in apart} for row in read]
 
 
 def _check_out(revision: str, folder: Path) -> None:

@@ -3,9 +3,9 @@
 A full run judges six minutes of the second half of each load, ten where requests are few or replicas cheap
 to simulate (after two minutes before them, which warm everything up and are not judged, and for controllers
 three more before these, in which they settle), tunes on an excerpt of the first half (one minute of it warms
-up), and asks the oracle for the judged time. What jumps Headway meets once more, told of it (`told`). 90
-minutes of two cores are not enough for all that could be asked, so CUTS, `loads.LONG_ONLY` and the plan's own
-fields say what is left out, and the page says it again.
+up), and asks the oracle for the judged time. What jumps Headway meets once more, told of it (`told`), and
+each load in another draw (`another_draw`). 90 minutes of two cores are not enough for all that could be
+asked, so CUTS, `loads.LONG_ONLY` and the plan's own fields say what is left out, and the page says it again.
 """
 
 from collections.abc import Mapping
@@ -215,9 +215,10 @@ def quick(loads: tuple[str, ...]) -> Plan:
 class Task:
     """One unit of work; it makes a result for each promise, or for `promises` where it names some.
 
-    kind: headway (with a fault or without), told (of a jump as it comes), long (Headway over a longer time),
-    oracle, or baseline (its tuning, too). name: of the fault, or of the baseline; of an oracle the multiple
-    that its targets are, as promises that differ in the percentile alone share most of what is simulated.
+    kind: headway (with a fault or without), told (of a jump as it comes), draw (Headway on another draw of
+    the load), long (Headway over a longer time), oracle, or baseline (its tuning, too). name: of the fault,
+    or of the baseline; of an oracle the multiple that its targets are, as promises that differ in the
+    percentile alone share most of what is simulated.
     """
 
     kind: str
@@ -241,6 +242,7 @@ def tasks(plan: Plan) -> list[Task]:
         if load in JUMPING
         for one in plan.of(load).promises
     ]
+    found += [Task("draw", load, promise=one) for load in plan.loads for one in plan.of(load).promises]
     found += [
         Task("long", load, promise=promise)
         for load in plan.loads
@@ -298,7 +300,7 @@ def as_inputs(plan: Plan, task: Task) -> dict[str, object]:
     if task.kind != "baseline":
         unused += ["num_candidates", "tuning_seconds", "tuning_warm_up_seconds", "limits_seconds"]
         unused += ["baseline_factors"]
-    if task.kind in ("headway", "told", "long"):
+    if task.kind in ("headway", "told", "draw", "long"):
         unused += ["promises"]
     # What the oracle knows needs no time to settle.
     unused += ["settling_seconds"] if task.kind == "oracle" else ["oracle_budget"]

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-from benchmarks.slo import carry, page, pictures, store, told, work
+from benchmarks.slo import another_draw, carry, page, pictures, store, told, work
 from benchmarks.slo.loads import ALL_LOADS, LOADS, LONG_ONLY
 from benchmarks.slo.plan import Plan, Task, long, quick, simulated_seconds, tasks
 from benchmarks.slo.work import Row
@@ -38,7 +38,7 @@ SECONDS_PER_SIMULATED_SECOND = {
 # time.
 PAGE_SECONDS = 300.0
 TRACES = ("azure", "mooncake", "servegen")
-KINDS = ("headway", "oracle", "told", "long", "baseline")
+KINDS = ("headway", "oracle", "told", "draw", "long", "baseline")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -204,7 +204,11 @@ def _finished(
 
 
 def _done(plan: Plan, task: Task, files: Mapping[str, Path]) -> list[Row]:
-    return told.done(plan, task, files) if task.kind == "told" else work.done(plan, task, files)
+    kinds = {"told": told.done, "draw": another_draw.done}
+    # A row says where it was found, since a run that was stopped may go on elsewhere.
+    return [
+        {**row, "machine": page.machine_words()} for row in kinds.get(task.kind, work.done)(plan, task, files)
+    ]
 
 
 def _shown(rows: Sequence[Row]) -> str:

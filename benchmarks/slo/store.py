@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.slo import another_draw
 from benchmarks.slo.loads import Halves
 from benchmarks.slo.plan import Plan, Task, as_inputs
 from benchmarks.slo.told import as_headway
@@ -48,6 +49,7 @@ ENGINE = (
 GATEWAY = "runtime/headway_gateway/load.py"
 LAW = ("operator/headway_operator/slo",)
 TOLD = ("benchmarks/slo/told.py",)
+DRAWN = ("benchmarks/slo/another_draw.py",)
 BASELINES = ("operator/headway_simulator/baselines",)
 ORACLE = tuple(
     f"operator/headway_simulator/{name}.py"
@@ -77,12 +79,13 @@ class Fingerprints:
         self._of_kind = {
             "headway": _code(LAW, root),
             "long": _code(LAW, root),
+            "draw": _code([*LAW, *DRAWN], root),
             "told": _code([*LAW, *TOLD], root),
             "oracle": _code(ORACLE, root),
             "baseline": _code(BASELINES, root),
         }
         self._files = files
-        self._parts: dict[tuple[str, bool], Halves] = {}
+        self._parts: dict[tuple[str, str], Halves] = {}
         self._digests: dict[int, str] = {}
         self._met: dict[Task, list[str]] = {}
 
@@ -108,8 +111,10 @@ class Fingerprints:
 
     def _made(self, task: Task) -> Iterator[str]:
         plan = self._plan.of_task(task)
-        # What is not over a longer time shares its parts.
-        of = (task.load, task.kind == "long")
+        # What is neither over a longer time nor of another draw shares its parts.
+        of = (task.load, task.kind if task.kind in ("long", "draw") else "")
+        if task.kind == "draw":
+            plan, task = another_draw.drawn(plan), another_draw.as_headway(task)
         if of not in self._parts:
             self._parts[of] = Halves(task.load, self._files, plan)
         for one in excerpts(plan, task, self._parts[of]):

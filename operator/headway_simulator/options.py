@@ -130,13 +130,16 @@ def _read(options: argparse.Namespace) -> Trace:
     seconds = found[-1].end_seconds
     _check_part(options, seconds)
     # No requests are made of what is then left out: two weeks may have more than can be held.
-    windows, name = within(found, options.start_seconds, min(options.end_seconds, seconds)), options.trace.name
+    windows, name = (
+        within(found, options.start_seconds, min(options.end_seconds, seconds)),
+        options.trace.name,
+    )
     part = _part(options, seconds)
     if (rate := options.rate) is None and (mean := mean_rate(windows, *part)) is not None:
         length = part[1] - part[0]
         if options.rate_scale == 1 and mean * length > MOST_REQUESTS:
             rate = FEW_REQUESTS / length
-            name = f"{name} (at {rate:.3g} requests/s for {mean:.3g}, which are too many; --rate asks for others)"
+            name += f" (at {rate:.3g} requests/s for {mean:.3g}, which are too many; --rate asks for others)"
     if rate is not None:
         windows = scaled_to_mean(windows, rate, *part)
     return arrivals_of(name, windows, _lengths(options), options.seed, variation=options.variation)

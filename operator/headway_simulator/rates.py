@@ -21,7 +21,7 @@ OUTPUT_MEDIAN, OUTPUT_SIGMA = 165.0, 0.7
 # Beyond these, standard deviations of gaps over their mean are no numbers that gaps can be drawn by.
 LEAST_VARIATION, MOST_VARIATION = 0.01, 100.0
 MOST_REQUESTS = 10_000_000
-# Of rates that would make more than those, so many are taken where nobody says how many: minutes of simulation.
+# Of rates that would make more than those, so many are taken where nobody says how many: minutes of work.
 FEW_REQUESTS = 250_000
 LEAST_TOKENS, MOST_PROMPT_TOKENS, MOST_OUTPUT_TOKENS = 1, 8192, 2048
 

@@ -2,35 +2,46 @@
 
 A first token that has come too late to count is worth no less for coming later, while another one may still
 be in time. So, under more load than can be served, the order of arrival makes everybody late; an order in
-which the late yield, only as many as are too many.
+which the late yield, only as many as are too many. Whether one is late hangs on its own prompt: what a short
+one still has time for, a long one has not, and to begin that one would only make the next ones late.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
 from math import sqrt
 
 from headway_runtime.config import Targets
+from headway_runtime.prompt_cost import EVEN, PromptCost
 from headway_runtime.sequence import Sequence
 
 # What first tokens took counts for about so many requests.
 MEMORY = 32
-DEVIATIONS = 2.0
-# However long prompts take, a request is not late before so much of the time that it has.
-LEAST_SHARE = 0.5
+# Beyond what a prompt of its cost takes, so many standard deviations of what others took beyond that.
+DEVIATIONS = 1.0
+# However long its prompt takes, a request is not late before so much of the time that it has.
+LEAST_SHARE = 0.25
+# Those who wait are looked at anew once prompts take so much more or less than when that was done last.
+WORTHWHILE = 0.1
 
 
 class Promptness:
     """Knows who waits for its first step, and how long a first token takes from there.
 
-    late_yield_seconds: how far those found late are put back; 0: nobody is looked for.
+    late_yield_seconds: how far those found late are put back; 0: nobody is looked for. cost: of prompts.
     """
 
-    def __init__(self, late_yield_seconds: float) -> None:
+    def __init__(self, late_yield_seconds: float, cost: PromptCost = EVEN) -> None:
         self.late_yield_seconds = late_yield_seconds
+        self._cost = cost
         self._target_seconds: float | None = None
-        self._mean = self._square = 0.0
-        # By arrival; from an ordered dict any is taken at once.
-        self._in_time: OrderedDict[str, Sequence] = OrderedDict()
+        # Moving means: of the seconds until a first token came, of the cost of the whole prompts that it came
+        # for, and of the square of what these seconds were beyond what such a cost takes.
+        self._seconds = self._prompt = self._square = 0.0
+        # What a unit of cost takes, and the spread, as those who wait were looked at with.
+        self._known = (0.0, 0.0)
+        self._in_time: dict[str, Sequence] = {}
+        # A heap, by when each must begin: of those in time, and of some who have left.
+        self._begins: list[tuple[float, int, Sequence]] = []
         self._late: set[str] = set()
 
     @property
@@ -51,15 +62,27 @@ class Promptness:
         self._target_seconds = None if target is None else target / 1000.0
         if target is None:
             self._late.clear()
+        self._look_anew()
 
-    def observe(self, prefill_seconds: float) -> None:
+    def observe(self, sequence: Sequence, prefill_seconds: float) -> None:
         """A request's first token came so long after it was scheduled first."""
-        self._mean += (prefill_seconds - self._mean) / MEMORY
-        self._square += (prefill_seconds**2 - self._square) / MEMORY
+        cost = self._cost_of(sequence)
+        self._seconds += (prefill_seconds - self._seconds) / MEMORY
+        self._prompt += (cost - self._prompt) / MEMORY
+        per_cost = self._seconds / self._prompt
+        self._square += ((prefill_seconds - per_cost * cost) ** 2 - self._square) / MEMORY
+        spread = sqrt(self._square)
+        for known, new in zip(self._known, (per_cost, spread), strict=True):
+            if abs(new - known) > WORTHWHILE * known:
+                self._known = (per_cost, spread)
+                self._look_anew()
+                return
 
     def begin(self, sequence: Sequence) -> None:
         """It waits from now on."""
         self._in_time[sequence.request.request_id] = sequence
+        if (latest := self._latest(sequence)) is not None:
+            heappush(self._begins, (latest, sequence.rank[1], sequence))
 
     def end(self, request_id: str) -> None:
         """It waits no more; a request that was found late, or never waited, may be named, too."""
@@ -68,18 +91,35 @@ class Promptness:
 
     def is_any_late(self, now: float) -> bool:
         """Whether `take_late` would tell of one."""
-        if self._target_seconds is None or not self.late_yield_seconds or not self._in_time:
-            return False
-        first = next(iter(self._in_time.values()))
-        return now - first.request.received_at > self._most_waiting_seconds(self._target_seconds)
+        while self._begins:
+            latest, _, sequence = self._begins[0]
+            if self._in_time.get(sequence.request.request_id) is sequence:
+                return now > latest
+            heappop(self._begins)
+        return False
 
     def take_late(self, now: float) -> Iterator[Sequence]:
         """Those that are late by now, each told once."""
         while self.is_any_late(now):
-            _, sequence = self._in_time.popitem(last=False)
+            _, _, sequence = heappop(self._begins)
+            del self._in_time[sequence.request.request_id]
             self._late.add(sequence.request.request_id)
             yield sequence
 
-    def _most_waiting_seconds(self, target: float) -> float:
-        spread = sqrt(max(0.0, self._square - self._mean**2))
-        return max(LEAST_SHARE * target, target - self._mean - DEVIATIONS * spread)
+    def _look_anew(self) -> None:
+        found = [(self._latest(one), one.rank[1], one) for one in self._in_time.values()]
+        self._begins = [(latest, number, one) for latest, number, one in found if latest is not None]
+        heapify(self._begins)
+
+    def _latest(self, sequence: Sequence) -> float | None:
+        """When it must begin to be in time; None where nobody is looked for."""
+        target = self._target_seconds
+        if target is None or not self.late_yield_seconds:
+            return None
+        per_cost, spread = self._known
+        takes = per_cost * self._cost_of(sequence) + DEVIATIONS * spread
+        return sequence.request.received_at + max(LEAST_SHARE * target, target - takes)
+
+    def _cost_of(self, sequence: Sequence) -> int:
+        """Of the whole prompt: what of it is cached is not known while it waits."""
+        return self._cost.of(0, len(sequence.request.prompt_token_ids))

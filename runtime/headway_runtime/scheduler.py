@@ -17,7 +17,7 @@ of equals the first to come is first. A step is filled in this order, until its 
 3. New and preempted sequences, by rank. One is admitted only if blocks for all its known tokens are free,
    plus one for each running sequence; its blocks are taken at once, so that prompts under way never compete
    for blocks. Nobody overtakes one that waits for blocks, or one found late that finds no more than a tenth
-   of the places free: these are left to who may be in time. Four wait for less and are overtaken: a long
+   of the places free, or one of a few: these are left to who may be in time. Four wait for less and are overtaken: a long
    prompt when the share for such is spent; a sequence of whose tokens this very step computes, for another
    one, at least half, by cost, of what it could compute itself; one whose adapter would be one more than may
    be in a step (`adapters.admission`); and, once and no longer than `awaits_until`, one whose beginning is
@@ -81,6 +81,11 @@ __all__ = ["Committed", "Progress", "Schedule", "Scheduler"]
 PLACES_FOR_ONE_IN_TIME = 10
 
 
+def _num_left(most: int) -> int:
+    """Of so many places, those that the late leave: one at least, but for the only one."""
+    return max(most // PLACES_FOR_ONE_IN_TIME, min(1, most - 1))
+
+
 @dataclass(slots=True)
 class Schedule:
     """One step's decision, and what it did to the queues.
@@ -140,7 +145,7 @@ class Scheduler:
         self._long_prefill_share = long_prefill_share
         self.prompt_cost = prompt_cost
         self._priority_ageing_seconds = priority_ageing_seconds
-        self.promptness = Promptness(late_yield_seconds)
+        self.promptness = Promptness(late_yield_seconds, prompt_cost)
         self._sequences: dict[str, Sequence] = {}
         self._running: list[Sequence] = []  # by rank
         self._queue: list[Sequence] = []  # by rank: all that do not run
@@ -183,8 +188,7 @@ class Scheduler:
     def finds_no_place(self, sequence: Sequence) -> bool:
         """Whether all places are taken that one of the queue may have."""
         most = self.limits.max_num_seqs
-        num_left = most // PLACES_FOR_ONE_IN_TIME if self.promptness.is_late(sequence) else 0
-        return len(self._running) >= most - num_left
+        return len(self._running) >= (most - _num_left(most) if self.promptness.is_late(sequence) else most)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._sequences

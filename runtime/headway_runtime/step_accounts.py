@@ -141,7 +141,7 @@ class StepAccounts:
             queue_seconds = sequence.scheduled_at - sequence.request.received_at
             prefill_seconds = now - sequence.scheduled_at
             self._metrics.prefilled(prefill_seconds)
-            self._scheduler.promptness.observe(prefill_seconds)
+            self._scheduler.promptness.observe(sequence, prefill_seconds)
             num_cached_tokens = sequence.num_cached
             if sequence.request.sampling.num_prompt_logprobs is not None:
                 prompt_logprobs = (None, *sequence.prompt_logprobs)

@@ -323,7 +323,11 @@ def test_the_last_decisions_that_differ_are_in_the_status(world: World) -> None:
     assert pass_at(0, message="calm") == []
     assert pass_at(5, message="still calm") == []
     [first] = pass_at(10, cause="AddedReplicas", replicas=3)
-    assert (first["cause"], first["message"], first["since"]) == ("Steady", "still calm", "2027-01-15T08:00:00Z")
+    assert (first["cause"], first["message"], first["since"]) == (
+        "Steady",
+        "still calm",
+        "2027-01-15T08:00:00Z",
+    )
     assert first["time"] == "2027-01-15T08:00:05Z"
     for count in range(10):
         earlier = pass_at(15 + 5 * count, replicas=4 + count)
@@ -334,7 +338,9 @@ def test_advice_is_in_the_status_and_told_once(world: World) -> None:
     calm = world.status(NOW)
     assert "recommendation" not in calm
     world.previous = calm
-    world.decision = replace(STEADY, advice="prefill alone takes 640 ms: fp8 weights would be predicted at 384")
+    world.decision = replace(
+        STEADY, advice="prefill alone takes 640 ms: fp8 weights would be predicted at 384"
+    )
     advised = world.status(NOW + 5)
     assert advised["recommendation"] == world.decision.advice
     InferenceServiceStatus.model_validate(advised)
@@ -342,7 +348,9 @@ def test_advice_is_in_the_status_and_told_once(world: World) -> None:
     assert told in conditions.events(calm, advised)
     assert conditions.worth_writing(KEY, calm, advised, NOW + 5)
     world.previous = advised
-    world.decision = replace(world.decision, advice="prefill alone takes 650 ms: fp8 weights would be predicted")
+    world.decision = replace(
+        world.decision, advice="prefill alone takes 650 ms: fp8 weights would be predicted"
+    )
     moved = world.status(NOW + 10)
     assert moved["recommendation"] == world.decision.advice
     assert not [one for one in conditions.events(advised, moved) if one[1] == "Recommendation"]

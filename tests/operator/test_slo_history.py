@@ -1,4 +1,4 @@
-"""The ring of decisions: what is one entry, how many are kept, and that a checkpoint brings all of them back."""
+"""The ring of decisions: what is one entry, how many are kept, and that a checkpoint brings all back."""
 
 import json
 from typing import Any

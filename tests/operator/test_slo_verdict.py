@@ -79,7 +79,10 @@ def test_a_verdict_takes_some_deviations_of_terms_however_many_requests_there_ar
         Counted.taken = 0
         assert verdict(num_requests - missed, missed, percentile) == "unknown"
         assert 0 < Counted.taken < 12 * deviation
-    assert verdict(num_requests - int(expected - 1.4 * deviation), int(expected - 1.4 * deviation), percentile) == "met"
+    assert (
+        verdict(num_requests - int(expected - 1.4 * deviation), int(expected - 1.4 * deviation), percentile)
+        == "met"
+    )
     more = int(expected + 1.4 * deviation)
     assert verdict(num_requests - more, more, percentile) == "violated"
 

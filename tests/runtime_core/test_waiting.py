@@ -64,7 +64,7 @@ class World:
             name, scheduled_at = one.sequence.request.request_id, one.sequence.scheduled_at
             if name not in self.first_token_at and scheduled_at is not None:
                 self.first_token_at[name] = self.now
-                self.scheduler.promptness.observe(self.now - scheduled_at)
+                self.scheduler.promptness.observe(one.sequence, self.now - scheduled_at)
         return batch
 
 

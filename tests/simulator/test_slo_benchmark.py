@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.slo import goals, loads, page, told, work
+from benchmarks.slo import another_draw, goals, loads, page, told, work
 from benchmarks.slo.loads import LOADS
 from benchmarks.slo.pictures import front
 from benchmarks.slo.plan import FAULTS, JUMPING, Plan, Task, quick, simulated_seconds, tasks
@@ -73,12 +73,12 @@ def test_it_runs_writes_its_page_and_goes_on_after_a_stop(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(TINY, {}, tmp_path, 1)
-    assert "7 tasks to do, 0 done before" in capsys.readouterr().out
+    assert "8 tasks to do, 0 done before" in capsys.readouterr().out
     report = json.loads((tmp_path / "results.json").read_text())
     controllers = [(one["controller"], one["fault"]) for one in report["rows"]]
     assert controllers == [
         *(("headway", ""), ("oracle", ""), (told.CONTROLLER, "")),
-        *(("headway", ""), ("headway", "20% of samples missing")),
+        *(("headway", ""), ("headway", ""), ("headway", "20% of samples missing")),
         *(("static-mean", ""), ("keda-waiting-1", "")),
     ]
     shown = (tmp_path / "results.md").read_text()
@@ -90,7 +90,7 @@ def test_it_runs_writes_its_page_and_goes_on_after_a_stop(
     lines = tmp_path / "results.jsonl"
     lines.write_text(lines.read_text()[:-20])
     run(TINY, {}, tmp_path, 1)
-    assert "1 tasks to do, 6 done before" in capsys.readouterr().out
+    assert "1 tasks to do, 7 done before" in capsys.readouterr().out
     again = json.loads((tmp_path / "results.json").read_text())
     for one in (*report["rows"], *again["rows"]):
         del one["processor_seconds"]
@@ -184,6 +184,19 @@ def test_of_loads_that_jump_headway_is_told_once_more(monkeypatch: pytest.Monkey
     assert min(after) >= told.MANY * before[-1]
 
 
+def test_another_draw_is_of_the_same_load_and_of_other_requests() -> None:
+    task = next(one for one in tasks(TINY) if one.kind == "draw")
+    (found,) = another_draw.done(TINY, task, {})
+    (first,) = work.done(TINY, another_draw.as_headway(task), {})
+    assert (found["kind"], found["controller"]) == ("draw", "headway")
+    assert found["measures"]["num_arrivals"] == pytest.approx(first["measures"]["num_arrivals"], rel=0.3)
+    drawn, known = (
+        loads.Halves("step", {}, plan).of((3.0, 95)).verdict for plan in (another_draw.drawn(TINY), TINY)
+    )
+    assert drawn.step_at_seconds == known.step_at_seconds
+    assert drawn.arrivals != known.arrivals
+
+
 def test_a_longer_time_is_headways_alone_on_fewer_requests_and_whole() -> None:
     plan = Plan(("step", "diurnal"))
     found = [one for one in tasks(plan) if one.kind == "long"]
@@ -245,6 +258,7 @@ def test_goals_that_are_missed_are_named() -> None:
     rows = [
         row("headway", 0.94, 13.0, measures={"reversals_per_hour": 30.0}),
         row("headway", 0.94, 13.0, kind="long", measures={"reversals_per_hour": 3.0}),
+        row("headway", 0.93, 13.0, kind="draw"),
         row("headway", 0.90, 13.0, fault="20% of samples missing"),
         row("headway", 0.935, 13.0, fault="cold start 10 s"),
         row("headway", 0.92, 13.0, fault="cold start 180 s"),
@@ -255,33 +269,60 @@ def test_goals_that_are_missed_are_named() -> None:
     found = goals.goals_of(goals.table_of(rows))
     assert [goal.missed for goal in found] == [
         ["step, 3x, P95: 94.00%"],
+        ["step, 3x, P95: 93.00%"],
         ["step, 3x, P95: 1.30 times"],
+        ["step, 3x, P95: 1.30 times"],
+        [],
         ["step, 3x, P95: keda-waiting-1"],
         ["step, 3x, P95: keda-waiting-1 0.92 times"],
         ["step, 3x, P95: 3.0"],
         ["step, 3x, P95, 20% of samples missing: 4.0 points lower"],
         ["step, 3x, P95, cold start 180 s: 2.0 points lower"],
     ]
-    assert [goal.verdict for goal in found] == ["missed"] * 7
+    assert [goal.verdict for goal in found] == ["missed"] * 4 + ["not measured"] + ["missed"] * 5
     assert [goal.count for goal in found[-2:]] == [1, 2]
-    good = [row("headway", 0.97, 11.0), row("oracle", 0.95, 10.0), row("keda-waiting-1", 0.96, 12.0)]
+    few = {"mean_replicas": 7.0}
+    good = [
+        row("headway", 0.97, 11.0),
+        row("headway", 0.96, 12.0, kind="draw"),
+        row("oracle", 0.95, 10.0, measures=few, ended_by_budget=False),
+        row("keda-waiting-1", 0.96, 12.0),
+    ]
     found = goals.goals_of(goals.table_of(good))
-    assert [goal.verdict for goal in found] == ["met"] * 4 + ["not measured"] * 3
+    assert [goal.count for goal in found[2:5]] == [1, 0, 1], "of all, of large ones, of finished ones"
+    assert [goal.verdict for goal in found] == [
+        *["met"] * 3,
+        "not measured",
+        *["met"] * 3,
+        *["not measured"] * 3,
+    ]
 
 
 def test_a_baseline_that_attains_the_objective_for_less_is_named_though_headway_attains_more() -> None:
     rows = [row("headway", 0.99, 13.0), row("keda-waiting-1", 0.96, 12.0), row("static-mean", 0.94, 9.0)]
-    front, dearer = goals.goals_of(goals.table_of(rows))[2:4]
+    front, dearer = goals.goals_of(goals.table_of(rows))[5:7]
     assert front.verdict == "met"
     assert dearer.missed == ["step, 3x, P95: keda-waiting-1 0.92 times"]
+
+
+def tried(window: float, attained: float, hours: float) -> dict[str, Any]:
+    """A candidate that a baseline was tuned with."""
+    return {"parameters": {"window": window}, "joint_attainment": attained, "gpu_hours": hours}
 
 
 def test_the_page_says_losses_bounds_few_replicas_and_what_is_not_finished(tmp_path: Path) -> None:
     rows = [
         row("headway", 0.94, 13.0),
         row("oracle", 0.95, 10.0, measures={"mean_replicas": 6.4}),
-        row("keda-waiting-1", 0.96, 12.0),
-        row("static-mean", 0.93, 14.0),
+        row(
+            "keda-waiting-1",
+            0.96,
+            12.0,
+            parameters={"window": 300.0},
+            tuning=[tried(300.0, 0.9, 3.0), tried(0.0, 0.9, 3.0)],
+        ),
+        row("static-mean", 0.93, 14.0, machine="2 cores of a kind", processor_seconds=1800.0),
+        row("headway", 0.97, 6.0, kind="draw"),
         row("headway", 0.97, 6.0, kind="long", judged_seconds=1800.0),
         row(told.CONTROLLER, 0.945, 50.0, kind="told"),
     ]
@@ -294,6 +335,9 @@ def test_the_page_says_losses_bounds_few_replicas_and_what_is_not_finished(tmp_p
     assert "| keda-waiting-1 (better than headway) | 96.00% | - | 12.00 | 1.20 | 2.40 |" in shown
     assert "| headway, told of the jump as it comes | 94.50% | - | - | - | - | 1 |" in shown
     assert "| 0 of 1 | step, 3x, P95: 94.00%, told 94.50% |" in shown
+    assert "| keda-waiting-1 | 1 | 1 | 1 | 1 of window 300.0 |" in shown, "tuning could not tell"
+    assert "| step, 3x, P95 | 94.00% | 97.00% | 13.00 | 6.00 |" in shown
+    assert "baselines 0.50 h on 2 cores of a kind" in shown
     assert "Fewer than 8 replicas" in shown
     assert "0 of 1 have fewer than 8 replicas on average" in shown
     assert "ended by its budget" in shown

@@ -21,7 +21,7 @@ def test_a_change_of_the_law_is_a_change_of_headway_alone(monkeypatch: pytest.Mo
     monkeypatch.setattr(store, "LAW", ("operator/headway_operator/slo/decide.py",))
     after = store.Fingerprints(TINY, {})
     changed = {task for task in tasks(TINY) if before.of(task) != after.of(task)}
-    assert changed == {task for task in tasks(TINY) if task.kind in ("headway", "told", "long")}
+    assert changed == {task for task in tasks(TINY) if task.kind in ("headway", "told", "draw", "long")}
     other = store.Fingerprints(replace(TINY, seed=2), {})
     assert all(after.of(task) != other.of(task) for task in tasks(TINY))
     # More loads or controllers change nothing of those that there were.

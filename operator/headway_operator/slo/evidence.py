@@ -23,7 +23,7 @@ from headway_operator.state import Attainment
 WINDOWS_SECONDS = (30.0, 60.0, 120.0, 300.0)
 # What counts as happening now.
 RECENT_SECONDS = 10.0
-# Replicas admit nobody who is late to the last one of so many places.
+# Replicas admit nobody who is late to the last one of so many places, or of fewer, but for the only one.
 PLACES_FOR_ONE_IN_TIME = 10
 # A sample older than this says nothing about now.
 STALE_SECONDS = 20.0
@@ -114,7 +114,8 @@ def load(target: Target, happened: Recent, sample: Sample, now: float) -> Load:
 
 def _has_room(one: ReplicaSample) -> bool:
     most = one.limits.max_num_seqs
-    return most - most // PLACES_FOR_ONE_IN_TIME - one.running > 1
+    left = max(most // PLACES_FOR_ONE_IN_TIME, min(1, most - 1))
+    return most - left - one.running > 1
 
 
 def attainments(

@@ -17,7 +17,8 @@ every TUNING_SECONDS: small differences are left alone, but where all places are
 more. The table then only trims them, by RAISE and LOWERING within LEAST_TRIM and MOST_TRIM, and not while
 replicas are too few, which no limit mends. So a missed TPOT can never starve prompts of tokens.
 Under more load than can be served no more sequences may run than serve most within TPOT with all places taken
-(`saturation`): those who are late yield, so most who are let in are served as promised.
+(`saturation`): those who are late yield, so most who are let in are served as promised. Nor are steps kept
+short then at the cost of prompts.
 Without a model the table moves them by symptoms alone.
 """
 
@@ -50,6 +51,8 @@ LEAST_TRIM, MOST_TRIM = 0.8, 1.2
 # is missed by no more than so many times those who would be late in a queue; and the places for all, beyond
 # the mean number, in standard deviations.
 MOST_MISSED, MOST_MISSING, ROOM_DEVIATIONS = 1.25, 2.0, 2.0
+# Replicas take nobody for late before so much of the TTFT target.
+LEAST_PATIENCE = 0.25
 # Places are taken all the time where so many of them are, so many wait for each that runs, and some are late.
 NEARLY_ALL, SATURATED = 0.8, 0.25
 
@@ -128,8 +131,28 @@ def _trimmed_best(situation: Situation, found: Sizing, places: int, trims: Trims
     seqs = round(places * (min(1.0, trims[0]) if _is_lowered(found, places) else trims[0]))
     if situation.load.kv_use >= MOST_KV_USE or situation.load.has_preempted:
         seqs = min(seqs, situation.limits.max_num_seqs)
-    tokens = round(found.capacity.limits.max_num_batched_tokens * trims[1])
+    tokens = round(_tokens(situation, found, max(1, seqs)) * trims[1])
     return situation.target.bound_limits(Limits(max(1, seqs), tokens))
+
+
+def _tokens(situation: Situation, found: Sizing, seqs: int) -> int:
+    """The token budget before it is trimmed.
+
+    Steps that are kept short take a prompt longer to compute, which TTFT has time for while replicas are
+    enough. Where they lack, who is let in has waited already: then prompts are computed at once, if TPOT is
+    kept by the places alone.
+    """
+    if situation.is_ttft_bad and not situation.is_tpot_bad and _lacks_replicas(situation, found):
+        tpot = situation.target.targets.tpot_milliseconds
+        if tpot is None or found.replica.full_tpot(seqs, found.factors) <= tpot:
+            return situation.target.highest.max_num_batched_tokens
+    return found.capacity.limits.max_num_batched_tokens
+
+
+def _lacks_replicas(situation: Situation, found: Sizing) -> bool:
+    """Whether more comes than replicas are trusted with, or places are taken all the time."""
+    is_short = situation.forecast.now > situation.supply.ready * found.per_second
+    return is_short or _is_saturated(situation, found.capacity.full_num_seqs)
 
 
 def _is_lowered(found: Sizing, places: int) -> bool:
@@ -176,9 +199,9 @@ def _room_for_all(situation: Situation, found: Sizing) -> int:
 
 def _patience_seconds(situation: Situation, ttft_milliseconds: float) -> float:
     """How long one may wait for a place and be in time, where its prompt takes so long. As replicas see it:
-    nobody is late before half of the target."""
+    nobody is late before a share of the target."""
     target = situation.target.targets.ttft_milliseconds
-    return inf if target is None else max(target / 2.0, target - ttft_milliseconds) / 1000.0
+    return inf if target is None else max(LEAST_PATIENCE * target, target - ttft_milliseconds) / 1000.0
 
 
 def _differs(new: Limits, old: Limits) -> bool:

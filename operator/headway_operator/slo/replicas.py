@@ -168,7 +168,7 @@ def more(situation: Situation, wanted: int) -> Raise:
     barred = bar(situation)
     is_newest_settling = supply.ready > 1 and now - supply.newest_ready_at < REPLICA_SETTLE_SECONDS
     if situation.sizing is None:
-        if supply.pending and barred not in ("FixedReplicas", "OtherScaler"):
+        if supply.pending and wanted <= desired and barred not in ("FixedReplicas", "OtherScaler"):
             return Raise(desired, "ReplicaPending")
         # The last replica allowed must have had its time too before anyone says that it did not help.
         if is_newest_settling and barred in ("", "AtMaxReplicas"):

@@ -170,6 +170,17 @@ def _is_ripe(buckets: Mapping[str, Sums]) -> bool:
     return min(counts.values()) >= LEAST_KIND_STEPS
 
 
+def _merged(buckets: Mapping[str, Sums]) -> dict[str, Sums]:
+    """Those that hold too few steps as one of their kind: a first model need not wait until some size of
+    batch has come often enough."""
+    found = {name: sums for name, sums in buckets.items() if sums[0] >= LEAST_STEPS}
+    for kind in "dp":
+        few = [sums for name, sums in buckets.items() if name[0] == kind and sums[0] < LEAST_STEPS]
+        if few:
+            found[f"{kind}-few"] = tuple(map(sum, zip(*few, strict=True)))
+    return found
+
+
 def _residual(model: StepModel, sums: Sums) -> float:
     """Root mean square of what the model misses, as a share of the mean time."""
     theta = model.coefficients
@@ -194,9 +205,10 @@ def _fitted(
 ) -> tuple[StepModel, float, float] | None:
     """The model over all buckets, its relative residual over steps, and the most that it misses a bucket's
     mean by; None where the data are too few."""
-    if not _is_ripe(buckets):
+    known = buckets if _is_ripe(buckets) else _merged(buckets)
+    if not _is_ripe(known):
         return None
-    known = {name: sums for name, sums in buckets.items() if sums[0] >= LEAST_STEPS}
+    known = {name: sums for name, sums in known.items() if sums[0] >= LEAST_STEPS}
     rows = list(known.values())
     if is_anew and before is not None and (model := _rescaled(before, known)) is not None:
         return _judged(model, rows)

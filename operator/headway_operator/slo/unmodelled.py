@@ -1,11 +1,14 @@
 """Replicas without a model of steps: a service's first minute, replicas of an earlier version.
 
 What one of them can do is not known. So a promise that stays broken although limits were moved recommends
-half as many more, and measured latencies with room to spare one fewer.
+half as many more, and measured latencies with room to spare one fewer. Where requests wait too long at every
+replica, each does what it can: then as many are recommended as what comes needs by that.
 """
 
+from math import ceil
+
 from headway_operator.slo import histogram
-from headway_operator.slo.situation import Situation
+from headway_operator.slo.situation import LIMITS_SETTLE_SECONDS, Situation
 
 # A violation must have lasted this long, where limits can still move and where they cannot.
 PATIENCE_SECONDS = 15.0
@@ -15,6 +18,8 @@ SHORT_PATIENCE_SECONDS = 6.0
 MOST_TARGET_USE = 0.9
 MOST_CAP_USE = 0.7
 HEADROOM_WINDOW_SECONDS = 20.0
+# Of fewer first tokens there is no telling what a replica does; nor of what is longer ago.
+LEAST_SERVED, LONGEST_SECONDS = 20, 30.0
 
 
 def by_symptoms(situation: Situation, most_added: int, *, can_move_limits: bool) -> int:
@@ -23,12 +28,29 @@ def by_symptoms(situation: Situation, most_added: int, *, can_move_limits: bool)
     if situation.is_violated and not situation.sick:
         least = PATIENCE_SECONDS if can_move_limits else SHORT_PATIENCE_SECONDS
         since = situation.memory.violated_since
-        if situation.supply.pending or since is None or now - since < least:
+        if since is None or now - since < least:
             return desired
-        return situation.target.bound_replicas(desired + max(1, min(most_added, desired // 2)))
+        lacking = min(most_added, _lacking(situation, since))
+        if situation.supply.pending:
+            return situation.target.bound_replicas(desired + lacking)
+        return situation.target.bound_replicas(desired + max(1, lacking, min(most_added, desired // 2)))
     if _is_one_fewer_enough(situation):
         return situation.target.bound_replicas(max(1, desired - 1))
     return desired
+
+
+def _lacking(situation: Situation, since: float) -> int:
+    """How many more what comes needs than there are and are on their way, by what each that is ready does
+    while requests wait too long at all of them; 0 where that is not known. since: the promise is broken."""
+    supply, now = situation.supply, situation.now
+    acted_at = (situation.memory.limits_changed_at or 0.0) + LIMITS_SETTLE_SECONDS
+    since = max(since, acted_at, supply.newest_ready_at, now - LONGEST_SECONDS)
+    totals = situation.recent.totals(since)
+    seconds = totals.get("replica_seconds", 0.0)
+    served = sum(situation.recent.counts("ttft", since).values())
+    if not seconds or served < LEAST_SERVED or situation.load.num_late_queues < supply.ready:
+        return 0
+    return max(0, ceil(situation.forecast.now * seconds / served) - supply.desired)
 
 
 def _is_one_fewer_enough(situation: Situation) -> bool:
