@@ -104,7 +104,8 @@ def _settings(results: Mapping[str, Any]) -> list[str]:
         f"At most {limits}, which only Headway moves.",
         f"All have the same `slo`: {promise}.",
         "All but Headway have `replicas` and no range of limits, so that the operator leaves both alone.",
-        f"Periods are compressed as time is: {periods}; down after {own:g} and {down:g} s. Pods start as ever.",
+        f"Periods are compressed as time is: {periods}; down after {own:g} and {down:g} s.",
+        "Starts of pods are not compressed.",
     ]
 
 

@@ -17,10 +17,10 @@ of equals the first to come is first. A step is filled in this order, until its 
 3. New and preempted sequences, by rank. One is admitted only if blocks for all its known tokens are free,
    plus one for each running sequence; its blocks are taken at once, so that prompts under way never compete
    for blocks. Nobody overtakes one that waits for blocks, or one found late that finds no more than a tenth
-   of the places free, or one of a few: these are left to who may be in time. Four wait for less and are overtaken: a long
-   prompt when the share for such is spent; a sequence of whose tokens this very step computes, for another
-   one, at least half, by cost, of what it could compute itself; one whose adapter would be one more than may
-   be in a step (`adapters.admission`); and, once and no longer than `awaits_until`, one whose beginning is
+   of the places free, or one of a few: these are left to who may be in time. Four wait for less and are
+   overtaken: a long prompt when the share for such is spent; a sequence of whose tokens this very step
+   computes, for another one, at least half, by cost, of what it could compute itself; one whose adapter would
+   be one more than may be in a step (`adapters.admission`); and, once and no longer than `awaits_until`, one whose beginning is
    being read from a disk.
 4. What is left goes to the prompts that were cut short, by rank.
 5. What is left then goes to guesses for the decodes, by rank: as many tokens as `DraftPolicy` finds worth it

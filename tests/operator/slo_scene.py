@@ -19,6 +19,7 @@ class Scene:
         self.target = build.target(initial=Limits(8, 512))
         self.totals: dict[str, float] = {"ttft_met": 50, "tpot_met": 50}
         self.tpot = {18.0: 50}
+        self.ttft: dict[float, int] = {}
         self.past: tuple[Slice, ...] = ()
         self.replicas = {"a": build.replica("a")}
         self.samples: dict[str, ReplicaSample | None] = {"a": build.sample(NOW, limits=Limits(8, 512))}
@@ -50,9 +51,11 @@ class Scene:
         self.sample(running=8)
 
     def decide(self) -> tuple[Decision, Memory]:
-        histogram = self.build.histogram(self.tpot)
-        counts = {i: count for i, count in enumerate(histogram.counts) if count}
-        past = Slice(self.now - 9, self.now, self.totals, {"tpot": counts})
+        counts = {
+            name: {i: count for i, count in enumerate(self.build.histogram(told).counts) if count}
+            for name, told in (("tpot", self.tpot), ("ttft", self.ttft))
+        }
+        past = Slice(self.now - 9, self.now, self.totals, counts)
         memory = self.memory._replace(slices=(*self.past, past))
         observed = Observed(
             revisions=(Revision("demo-1a2b3c4d", "1a2b3c4d", len(self.replicas), 0.0),),

@@ -44,6 +44,49 @@ def test_replicas_are_added_where_no_limit_can_help(scene: Scene, change: dict[s
     assert "replicas 1 -> 2" in decision.message
 
 
+@pytest.mark.parametrize(
+    ("served", "want"),
+    [(90, 6), (45, 8), (30, 8), (10, 6)],
+    ids=["as many as come", "half", "a third, and no more than doubled", "too few to tell"],
+)
+def test_without_a_model_what_comes_over_what_is_served_says_how_many(
+    scene: Scene, served: int, want: int
+) -> None:
+    """Requests wait too long at all four replicas, so each does what it can; half as many are added anyway."""
+    decision, _ = crowded(scene, served).decide()
+    assert (decision.replicas, decision.cause) == (want, "AddedReplicas")
+
+
+def test_without_a_model_what_is_on_its_way_counts(scene: Scene) -> None:
+    """Eight are called for, and six are asked for already."""
+    crowded(scene, 45)
+    scene.memory = scene.memory._replace(replicas=6, replicas_raised_at=NOW - 5)
+    assert scene.decide()[0].replicas == 8
+    scene.memory = scene.memory._replace(replicas=8)
+    decision, _ = scene.decide()
+    assert (decision.replicas, decision.blocker) == (8, "ReplicaPending")
+
+
+def test_where_somebody_keeps_up_what_is_served_does_not_say_how_many(scene: Scene) -> None:
+    crowded(scene, 45)
+    scene.samples["a"] = scene.build.sample(NOW, limits=Limits(64, 512), running=64)
+    assert scene.decide()[0].replicas == 6, "half as many more"
+
+
+def crowded(scene: Scene, served: int) -> Scene:
+    """Ten requests a second at four replicas that are full, of which so many got a first token in 9 s."""
+    names = "abcd"
+    scene.target = replace(scene.target, max_replicas=64)
+    scene.replicas = {name: scene.build.replica(name) for name in names}
+    scene.samples = dict.fromkeys(names, scene.samples["a"])
+    scene.slow_ttft()
+    scene.sample(limits=Limits(64, 512), running=64)
+    scene.memory = scene.memory._replace(limits=Limits(64, 512), replicas=4)
+    scene.totals |= {"arrived": 90, "replica_seconds": 36.0}
+    scene.ttft = {900.0: served}
+    return scene
+
+
 def test_preemptions_forbid_a_higher_limit(scene: Scene) -> None:
     scene.slow_ttft()
     scene.totals["preemptions"] = 1

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from tests.operator.law_fleet import BEST, CAPACITY, MODEL, NOW, Fleet
 
-from headway_operator.samples import Limits
+from headway_operator.samples import Limits, Targets
+from headway_operator.slo.predictions import Factors
 from headway_operator.slo.step_fit import StepFit
 
 
@@ -140,3 +141,26 @@ def test_limits_are_looked_at_again_after_fifteen_seconds(fleet: Fleet) -> None:
     assert fleet.decide()[0].limits == Limits(8, 256)
     fleet.memory = fleet.memory._replace(limits=Limits(8, 256), limits_changed_at=NOW - 15)
     assert fleet.decide()[0].limits == BEST
+
+
+def test_steps_are_not_kept_short_at_the_cost_of_prompts_while_replicas_lack(fleet: Fleet) -> None:
+    """Who is let in from a queue has no time left for a prompt in small pieces; the places keep TPOT."""
+
+    def told() -> tuple[int, float]:
+        decision, _ = fleet.decide()
+        return decision.limits.max_num_batched_tokens, decision.evidence["best_max_num_batched_tokens"]
+
+    fleet.promise(Targets(700.0, 60.0))
+    enough, best = told()
+    assert enough == best < 2048
+    fleet.totals |= {"ttft_met": 100, "ttft_missed": 300}
+    fleet.now_totals["ttft_missed"] = 30
+    tokens, best = told()
+    assert tokens == best < 2048, "replicas are enough, though prompts took too long"
+    fleet.per_second = 200.0
+    tokens, best = told()
+    assert best < tokens == 2048
+    # Nor where the places alone do not keep TPOT, by what is measured.
+    fleet.memory = fleet.memory._replace(factors=Factors(tpot=1.5))
+    tokens, best = told()
+    assert tokens == best < 2048

@@ -233,3 +233,23 @@ def test_checkpoints_of_either_version_are_read_by_the_other() -> None:
     assert isinstance(told["num_odd"], int)
     del told["num_odd_of_kinds"]
     assert StepFit.from_dict(told).num_odd == (0, 0)
+
+
+def test_a_first_model_needs_no_size_of_batch_often_enough() -> None:
+    """Prompts came beside unlike numbers of sequences, beside none of these twenty times."""
+    chance = random.Random(7)
+
+    def steps(sequences: int, count: int, *, prompts: bool) -> list[tuple[float, float, float, float]]:
+        made = []
+        for _ in range(count):
+            p, k = chance.randint(50, 2000) if prompts else 0, sequences * chance.randint(300, 2000)
+            made.append((p, sequences, k, TRUE.milliseconds(p, sequences, k)))
+        return made
+
+    decodes = sums(steps(2, 50, prompts=False)), NOTHING
+    few = [(NOTHING, sums(steps(sequences, 13, prompts=True))) for sequences in (1, 4, 16)]
+    fit = learnt(StepFit(), [decodes, *few])
+    assert fit.model is None, "39 with prompts are too few"
+    fit = learnt(fit, [(NOTHING, sums(steps(1, 1, prompts=True)))])
+    assert_close(fit.model, TRUE, 0.01)
+    assert sorted(fit.buckets) == ["d2", "p1", "p3", "p5"], "they are kept apart"

@@ -164,6 +164,72 @@ def test_the_late_leave_a_tenth_of_the_places_to_who_may_be_in_time() -> None:
     assert len(world.first_token_at) == 32, "somebody who was late has been forgotten"
 
 
+@pytest.mark.parametrize(("places", "taken"), [(1, 1), (2, 1), (4, 3), (9, 8), (20, 18)])
+def test_of_few_places_the_late_leave_one_but_for_the_only_one(places: int, taken: int) -> None:
+    """Else, on a replica with a few, whoever comes finds all of them held by answers that nobody counts."""
+    world = World(
+        Limits(max_num_seqs=places, max_num_batched_tokens=400),
+        ttft_target_seconds=4.0,
+        late_yield_seconds=1000.0,
+    )
+    for index in range(3 * places):
+        world.add(f"crowd-{index}", 8, 50)
+    for _ in range(52):
+        world.step()
+    assert world.scheduler.num_running == taken
+    if taken < places:
+        world.add("in time", 8, 50)
+        came_at = world.now
+        world.step()
+        assert world.first_token_at["in time"] == came_at + 1.0
+    while world.now < 1000.0:
+        world.step()
+    assert len(world.first_token_at) == 3 * places + (taken < places), "somebody has been forgotten"
+
+
+def test_who_is_late_hangs_on_ones_own_prompt() -> None:
+    """Three steps are left of the target: enough for one chunk, not for three."""
+    world = World(Limits(max_num_seqs=1, max_num_batched_tokens=16), ttft_target_seconds=4.0)
+    for number in range(40):
+        # What prompts take by their length is learnt from these; the spread is none.
+        world.add(f"before-{number}", (16, 48)[number % 2])
+        while world.scheduler.num_running or world.scheduler.num_waiting:
+            world.step()
+    came_at = world.now
+    world.add("first", 16)
+    world.add("long", 48)
+    world.add("short", 16)
+    for _ in range(8):
+        world.step()
+    ended = {name: world.first_token_at[name] - came_at for name in ("first", "long", "short")}
+    assert ended["first"] == 1.0
+    # The long one could begin after a second at the latest, when the first step ended.
+    assert ended["long"] == 4.0
+    assert ended["short"] == 5.0
+    came_at = world.now
+    world.add("first again", 32)
+    world.add("long again", 48)
+    world.add("short again", 16)
+    for _ in range(8):
+        world.step()
+    assert world.first_token_at["short again"] - came_at == 3.0, "the long one, late by then, has yielded"
+    assert world.first_token_at["long again"] - came_at == 6.0
+
+
+def test_those_who_wait_are_looked_at_anew_when_prompts_take_longer() -> None:
+    """What they take is known only once the first ones have ended."""
+    world = World(Limits(max_num_seqs=1, max_num_batched_tokens=4), ttft_target_seconds=20.0)
+    for index in range(8):
+        world.add(f"crowd-{index}", 32)
+    for _ in range(7):
+        world.step()
+    assert world.scheduler.late_share == 0.0, "nobody has waited for twenty seconds"
+    for _ in range(8):
+        world.step()
+    # A prompt takes eight seconds, so that who has not begun after twelve is late.
+    assert world.scheduler.late_share > 0.0
+
+
 def test_a_stream_that_is_in_time_keeps_the_late_out_of_no_place_for_longer_than_they_yield() -> None:
     """As many come as leave their places: the late find none of theirs free until it is their turn."""
     world = World(Limits(max_num_seqs=20, max_num_batched_tokens=400), ttft_target_seconds=4.0)
