@@ -16,8 +16,8 @@ of equals the first to come is first. A step is filled in this order, until its 
    short has spent the budget, or long ones' share (`step_draft`).
 3. New and preempted sequences, by rank. One is admitted only if blocks for all its known tokens are free,
    plus one for each running sequence; its blocks are taken at once, so that prompts under way never compete
-   for blocks. Nobody overtakes one that waits for blocks, or one found late that finds no more than a tenth
-   of the places free, or one of a few: these are left to who may be in time. Four wait for less and are
+   for blocks. Nobody overtakes one that waits for blocks, or one found late that finds no more places free
+   than the root of their number: these are left to who may be in time. Four wait for less and are
    overtaken: a long prompt when the share for such is spent; a sequence of whose tokens this very step
    computes, for another one, at least half, by cost, of what it could compute itself; one whose adapter would
    be one more than may be in a step (`adapters.admission`); and, once and no longer than `awaits_until`, one whose beginning is
@@ -76,14 +76,13 @@ if TYPE_CHECKING:
 __all__ = ["Committed", "Progress", "Schedule", "Scheduler"]
 
 
-# Of so many places, those found late leave one to those who may be in time. Of a hundred that run on average
-# ten more do at times, by chance: else the late, who take whatever is free, would make these wait.
-PLACES_FOR_ONE_IN_TIME = 10
-
-
 def _num_left(most: int) -> int:
-    """Of so many places, those that the late leave: one at least, but for the only one."""
-    return max(most // PLACES_FOR_ONE_IN_TIME, min(1, most - 1))
+    """Of so many places, those that the late leave to those who may be in time; of the only one none.
+
+    As many as a standard deviation of the number that runs, if that is Poisson's: of a hundred that run on
+    average ten more do at times, by chance, and the late, who take whatever is free, would make these wait.
+    """
+    return min(most - 1, math.isqrt(most))
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ there is evidence enough for a verdict.
 
 from collections import Counter
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, isqrt
 
 from headway_operator.samples import GatewaySample, Limits, ReplicaSample, Sample
 from headway_operator.slo import histogram
@@ -23,8 +23,6 @@ from headway_operator.state import Attainment
 WINDOWS_SECONDS = (30.0, 60.0, 120.0, 300.0)
 # What counts as happening now.
 RECENT_SECONDS = 10.0
-# Replicas admit nobody who is late to the last one of so many places, or of fewer, but for the only one.
-PLACES_FOR_ONE_IN_TIME = 10
 # A sample older than this says nothing about now.
 STALE_SECONDS = 20.0
 
@@ -37,7 +35,7 @@ class Load:
     queue_milliseconds, prefill_milliseconds: means. prefill_share: share of prompt tokens in all tokens
     computed. num_sampled: replicas that gave a sample. num_queues: replicas where requests wait.
     num_queues_with_room: those of them that could run two more (one free place is one about to be taken)
-    beside the tenth of the places that is left to who may be in time.
+    beside the places that are left to who may be in time.
     num_late_queues: replicas where requests are late.
     busiest_running: running on the busiest replica.
     ttft_missed, tpot_missed: requests that just missed. in_flight: requests that gateways have given to
@@ -114,8 +112,8 @@ def load(target: Target, happened: Recent, sample: Sample, now: float) -> Load:
 
 def _has_room(one: ReplicaSample) -> bool:
     most = one.limits.max_num_seqs
-    left = max(most // PLACES_FOR_ONE_IN_TIME, min(1, most - 1))
-    return most - left - one.running > 1
+    # Replicas admit nobody who is late to the last places, as many as the root of their number.
+    return most - min(most - 1, isqrt(most)) - one.running > 1
 
 
 def attainments(
