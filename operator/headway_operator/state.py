@@ -192,7 +192,7 @@ class Observed:
     children: frozenset[ChildKey] = frozenset()
     url: str = ""
     evaluations: tuple[Evaluation, ...] = ()
-    other_scaler: str = ""  # the HPA or ScaledObject that targets the same object, if one does
+    other_scaler: str = ""  # the HPA, such as a ScaledObject makes, of the same object
     losses: tuple[Loss, ...] = ()  # those of which the cluster still has a trace, the latest first
 
 

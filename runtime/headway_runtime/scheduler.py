@@ -20,8 +20,8 @@ of equals the first to come is first. A step is filled in this order, until its 
    than the root of their number: these are left to who may be in time. Four wait for less and are
    overtaken: a long prompt when the share for such is spent; a sequence of whose tokens this very step
    computes, for another one, at least half, by cost, of what it could compute itself; one whose adapter would
-   be one more than may be in a step (`adapters.admission`); and, once and no longer than `awaits_until`, one whose beginning is
-   being read from a disk.
+   be one more than may be in a step (`adapters.admission`); and, once and no longer than `awaits_until`, one
+   whose beginning is being read from a disk.
 4. What is left goes to the prompts that were cut short, by rank.
 5. What is left then goes to guesses for the decodes, by rank: as many tokens as `DraftPolicy` finds worth it
    and the request can still take, in blocks that are free beyond one for each running sequence. Guesses never

@@ -52,7 +52,7 @@ def test_replicas_are_added_where_no_limit_can_help(scene: Scene, change: dict[s
 def test_without_a_model_what_comes_over_what_is_served_says_how_many(
     scene: Scene, served: int, want: int
 ) -> None:
-    """Requests wait too long at all four replicas, so each does what it can; half as many are added anyway."""
+    """Requests wait too long at all four replicas, so each does what it can; two are added anyway."""
     decision, _ = crowded(scene, served).decide()
     assert (decision.replicas, decision.cause) == (want, "AddedReplicas")
 
@@ -238,7 +238,7 @@ def test_a_new_replica_without_a_queue_does_not_hide_that_the_other_is_full(scen
     scene.samples["b"] = build.sample(NOW, limits=Limits(8, 512))
     scene.memory = scene.memory._replace(replicas=2, violated_since=NOW - 5)
     assert scene.decide()[0].cause == "RaisedBatchLimit"
-    scene.sample(running=5, waiting=20, oldest_waiting_seconds=3.0)
+    scene.sample(running=4, waiting=20, oldest_waiting_seconds=3.0)
     assert scene.decide()[0].cause == "RaisedTokenBudget"
 
 

@@ -180,11 +180,9 @@ def more(situation: Situation, wanted: int) -> Raise:
         return Raise(desired, supply.overdue_reason)
     if situation.sick and wanted <= desired and not supply.overdue:
         return Raise(desired, SICK)
-    few = 1
     if situation.sizing is not None:
-        few = FEW_ADDED
         wanted += supply.replaceable
-    return Raise(_raised(situation, wanted, few), supply.overdue_reason if supply.overdue else "")
+    return Raise(_raised(situation, wanted), supply.overdue_reason if supply.overdue else "")
 
 
 def more_to_begin(situation: Situation) -> Raise:
@@ -197,13 +195,13 @@ def more_to_begin(situation: Situation) -> Raise:
         return Raise(desired, "")
     wanted = for_waiting(situation)
     barred = bar(situation) if wanted > desired else ""
-    return Raise(desired if barred else _raised(situation, wanted, FEW_ADDED), barred)
+    return Raise(desired if barred else _raised(situation, wanted), barred)
 
 
-def _raised(situation: Situation, wanted: int, few: int) -> int:
+def _raised(situation: Situation, wanted: int) -> int:
     """What of it is asked for in one decision."""
     desired = situation.supply.desired
-    most = desired + min(MOST_ADDED, max(few, desired))
+    most = desired + min(MOST_ADDED, max(FEW_ADDED, desired))
     return max(desired, situation.target.bound_replicas(min(wanted, most)))
 
 
