@@ -334,13 +334,3 @@ def test_a_gateway_that_has_just_come_is_not_lost(build: Any) -> None:
         del gateways["new" if now < 1010 else "g"]
         state = step(build, state, now, {"a": build.sample(now)}, created_at=0.0, gateways=gateways)
     assert (counted(state).get("lost"), counted(state)["blind"]) == (None, 1.0)
-
-
-def test_the_last_seconds_are_what_they_say_however_long_a_scrape_takes() -> None:
-    """A pass is decided a moment after its samples, so that a slice begins a little before the time asked."""
-    slices = [Slice(1000.0 + 5 * k, 1005.0 + 5 * k, {"arrived": 1.0}) for k in range(20)]
-    for took in (0.0, 0.05, 0.9):
-        recent, now = Recent(slices), 1100.0 + took
-        assert [recent.totals(now - seconds)["arrived"] for seconds in (10.0, 30.0, 60.0)] == [2, 6, 12]
-    # What began well before it did not.
-    assert Recent(slices).totals(1087.0)["arrived"] == 2

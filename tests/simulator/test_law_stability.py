@@ -248,7 +248,7 @@ def test_nobody_asks_and_none_is_left_until_somebody_does(build: Any) -> None:
     """Of those that come back 24 wait at the next pass, and a replica that runs eight takes twice as many."""
 
     course = build.course(
-        build.steps((60, 1.0), (143, 0.0), (5, 12.0), (32, 0.2)),
+        build.steps((60, 0.8), (143, 0.0), (5, 12.0), (32, 0.2)),
         build.slow(
             scaling={"minReplicas": 0, "idleSeconds": 60},
             batching={"maxNumSeqs": {"max": 8}},

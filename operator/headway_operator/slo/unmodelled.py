@@ -2,7 +2,7 @@
 
 What one of them can do is not known. So a promise that stays broken although limits were moved recommends
 half as many more, and measured latencies with room to spare one fewer. Where requests wait too long at every
-replica, each does what it can: then as many are recommended as what comes needs by that, without patience.
+replica, each does what it can: then as many are recommended as what comes needs by that.
 """
 
 from math import ceil
@@ -28,8 +28,10 @@ def by_symptoms(situation: Situation, most_added: int, *, can_move_limits: bool)
     if situation.is_violated and not situation.sick:
         least = PATIENCE_SECONDS if can_move_limits else SHORT_PATIENCE_SECONDS
         since = situation.memory.violated_since
-        lacking = 0 if since is None or can_move_limits else min(most_added, _lacking(situation, since))
-        if situation.supply.pending or since is None or now - since < least:
+        if since is None or now - since < least:
+            return desired
+        lacking = min(most_added, _lacking(situation, since))
+        if situation.supply.pending:
             return situation.target.bound_replicas(desired + lacking)
         return situation.target.bound_replicas(desired + max(1, lacking, min(most_added, desired // 2)))
     if _is_one_fewer_enough(situation):

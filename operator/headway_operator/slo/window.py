@@ -48,10 +48,6 @@ LEAST_SLICES = 2
 # came; unless passes are as far apart, or nearly, all the time.
 LONGEST_GAP_SECONDS, LONGEST_GAP_PASSES = 60.0, 2.5
 
-# Samples are taken so little before a pass that the slice which begins there counts as begun in it: else the
-# last ten seconds, asked for at a pass, would be five.
-SCRAPE_SECONDS = 1.0
-
 # Who counted refusals; of both only `refused` is kept.
 _REFUSALS = ("gateway_rejected", "rejected")
 
@@ -61,8 +57,8 @@ Sum = TypeVar("Sum")
 class Recent:
     """The latest slices, the oldest first, and their sums since a time, each worked out once.
 
-    Since a time means all slices that did not begin before it (but for SCRAPE_SECONDS), and the last `least`
-    in any case.
+    Since a time means all slices that did not begin before it, and the last `least` in any case. As a pass is
+    later than its samples, the last ten seconds, asked for at one, are those of one slice of five.
     """
 
     __slots__ = ("_arrivals", "_counts", "_totals", "slices")
@@ -99,8 +95,7 @@ class Recent:
 
     def _number(self, start: float, least: int = 0) -> int:
         count = len(self.slices)
-        first = bisect_left(self.slices, start - SCRAPE_SECONDS, key=_start)
-        return max(count - first, min(least, count))
+        return max(count - bisect_left(self.slices, start, key=_start), min(least, count))
 
     def _last(self, number: int) -> tuple[Slice, ...]:
         return self.slices[len(self.slices) - number :]
