@@ -81,8 +81,8 @@ class Promptness:
     def begin(self, sequence: Sequence) -> None:
         """It waits from now on."""
         self._in_time[sequence.request.request_id] = sequence
-        if (latest := self._latest(sequence)) is not None:
-            heappush(self._begins, (latest, sequence.rank[1], sequence))
+        if (target := self._wanted) is not None:
+            heappush(self._begins, (self._latest(sequence, target), sequence.rank[1], sequence))
 
     def end(self, request_id: str) -> None:
         """It waits no more; a request that was found late, or never waited, may be named, too."""
@@ -107,15 +107,18 @@ class Promptness:
             yield sequence
 
     def _look_anew(self) -> None:
-        found = [(self._latest(one), one.rank[1], one) for one in self._in_time.values()]
-        self._begins = [(latest, number, one) for latest, number, one in found if latest is not None]
+        target = self._wanted
+        waiting = () if target is None else self._in_time.values()
+        self._begins = [(self._latest(one, target or 0.0), one.rank[1], one) for one in waiting]
         heapify(self._begins)
 
-    def _latest(self, sequence: Sequence) -> float | None:
-        """When it must begin to be in time; None where nobody is looked for."""
-        target = self._target_seconds
-        if target is None or not self.late_yield_seconds:
-            return None
+    @property
+    def _wanted(self) -> float | None:
+        """The target in seconds; None where nobody is looked for."""
+        return self._target_seconds if self.late_yield_seconds else None
+
+    def _latest(self, sequence: Sequence, target: float) -> float:
+        """When it must begin to be in time."""
         per_cost, spread = self._known
         takes = per_cost * self._cost_of(sequence) + DEVIATIONS * spread
         return sequence.request.received_at + max(LEAST_SHARE * target, target - takes)
