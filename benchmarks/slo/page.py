@@ -92,7 +92,7 @@ def _lines(
     )
     yield ""
     yield (
-        "Headway has its defaults everywhere. Their constants were chosen in months on whole recordings and "
+        "Headway has its defaults everywhere. Their constants were chosen on whole recordings and "
         "on the very excerpts that are judged here (docs/log.md has what was tried), as none of these was "
         "held back; *another draw* below is of the same recordings and courses, with a seed that none was "
         "chosen by. For baselines, of a trace the first half is for tuning, the second for the "

@@ -252,7 +252,7 @@ def add_conditions(group: argparse._ArgumentGroup) -> None:
         ("scrape_delay_seconds", not_negative, "from samples to the decision"),
         ("missing_samples", share_or_none, "share of samples that do not come"),
         ("deaths_per_pod_hour", not_negative, "how often a ready pod dies"),
-        ("step_time_error", wrongness, "the controller is told so many times as long steps, and tokens"),
+        ("step_time_error", wrongness, "steps and tokens are told so many times as long as they take"),
     ):
         default = getattr(CONDITIONS, name)
         group.add_argument(
