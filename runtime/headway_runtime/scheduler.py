@@ -76,7 +76,7 @@ if TYPE_CHECKING:
 __all__ = ["Committed", "Progress", "Schedule", "Scheduler"]
 
 
-def _num_left(most: int) -> int:
+def num_left_by_the_late(most: int) -> int:
     """Of so many places, those that the late leave to those who may be in time; of the only one none.
 
     As many as a standard deviation of the number that runs, if that is Poisson's: of a hundred that run on
@@ -187,7 +187,9 @@ class Scheduler:
     def finds_no_place(self, sequence: Sequence) -> bool:
         """Whether all places are taken that one of the queue may have."""
         most = self.limits.max_num_seqs
-        return len(self._running) >= (most - _num_left(most) if self.promptness.is_late(sequence) else most)
+        return len(self._running) >= (
+            most - num_left_by_the_late(most) if self.promptness.is_late(sequence) else most
+        )
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._sequences

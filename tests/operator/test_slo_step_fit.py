@@ -240,7 +240,7 @@ def test_a_first_model_needs_no_size_of_batch_often_enough() -> None:
     chance = random.Random(7)
 
     def steps(sequences: int, count: int, *, prompts: bool) -> list[tuple[float, float, float, float]]:
-        made = []
+        made: list[tuple[float, float, float, float]] = []
         for _ in range(count):
             p, k = chance.randint(50, 2000) if prompts else 0, sequences * chance.randint(300, 2000)
             made.append((p, sequences, k, TRUE.milliseconds(p, sequences, k)))

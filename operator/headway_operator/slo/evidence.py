@@ -112,8 +112,12 @@ def load(target: Target, happened: Recent, sample: Sample, now: float) -> Load:
 
 def _has_room(one: ReplicaSample) -> bool:
     most = one.limits.max_num_seqs
-    # Replicas admit nobody who is late to the last places, as many as the root of their number.
-    return most - min(most - 1, isqrt(most)) - one.running > 1
+    return most - num_left_by_the_late(most) - one.running > 1
+
+
+def num_left_by_the_late(most: int) -> int:
+    """Of so many places: replicas admit nobody who is late to as many as the root of their number."""
+    return min(most - 1, isqrt(most))
 
 
 def attainments(
