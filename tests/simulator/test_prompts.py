@@ -63,8 +63,8 @@ def test_blocks_are_alike_where_their_hashes_are(block_tokens: tuple[int, ...]) 
 
 def test_what_becomes_of_requests_hangs_on_no_key(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With little memory, so that some are preempted and find their own blocks again."""
-    made = [replace(one, at_seconds=0.1 * one.at_seconds) for one in arrivals(300, 512)]
-    trace = Trace("shared", tuple(made), 30.0)
+    made = [replace(one, at_seconds=0.05 * one.at_seconds) for one in arrivals(300, 512)]
+    trace = Trace("shared", tuple(made), 15.0)
     setting = build.setting(engine={"model": replace(SMALL, kv_cache_tokens=2800), "max_model_len": 2500})
     numbered = Simulation(trace, setting, headway()).result()
     add = SimulatedEngine.add
