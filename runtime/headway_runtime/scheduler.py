@@ -77,11 +77,9 @@ __all__ = ["Committed", "Progress", "Schedule", "Scheduler"]
 
 
 def num_left_by_the_late(most: int) -> int:
-    """Of so many places, those that the late leave to those who may be in time; of the only one none.
-
-    As many as a standard deviation of the number that runs, if that is Poisson's: of a hundred that run on
-    average ten more do at times, by chance, and the late, who take whatever is free, would make these wait.
-    """
+    """Of so many places, those that the late leave to those who may be in time; of the only one none. As many
+    as a standard deviation of the number that runs, if that is Poisson's: of a hundred that run on average
+    ten more do at times, by chance, and the late, who take whatever is free, would make these wait."""
     return min(most - 1, math.isqrt(most))
 
 
@@ -187,9 +185,8 @@ class Scheduler:
     def finds_no_place(self, sequence: Sequence) -> bool:
         """Whether all places are taken that one of the queue may have."""
         most = self.limits.max_num_seqs
-        return len(self._running) >= (
-            most - num_left_by_the_late(most) if self.promptness.is_late(sequence) else most
-        )
+        num_left = num_left_by_the_late(most) if self.promptness.is_late(sequence) else 0
+        return len(self._running) >= most - num_left
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._sequences
