@@ -76,10 +76,18 @@ def test_no_traffic_is_zero_load_and_no_verdict(build: Any) -> None:
     assert (tpot.verdict, tpot.p_milliseconds) == ("unknown", None)
 
 
-@pytest.mark.parametrize(("age", "want"), [(19.0, {"a"}), (21.0, set())], ids=["fresh", "stale"])
-def test_stale_samples_are_not_used(build: Any, age: float, want: set[str]) -> None:
-    sample = Sample(NOW, {"a": build.sample(NOW - age), "b": None})
-    assert set(evidence.fresh_replicas(sample, NOW)) == want
+@pytest.mark.parametrize(
+    ("age", "used", "errors"),
+    [(19.0, ["a", "g"], {}), (21.0, [], dict.fromkeys("ag", "its sample is 21 s old"))],
+    ids=["fresh", "stale"],
+)
+def test_stale_samples_are_not_used(build: Any, age: float, used: list[str], errors: dict[str, str]) -> None:
+    gateway = GatewaySample("g", NOW - age, 400, 60.0, 400, {})
+    sample = Sample(NOW, {"a": build.sample(NOW - age), "b": None}, {"g": gateway, "h": None})
+    found = evidence.fresh(sample, NOW)
+    told = {**found.replicas, **found.gateways}
+    assert [name for name, one in told.items() if one is not None] == used
+    assert dict(found.errors) == errors
 
 
 def test_the_last_slice_is_recent_however_far_passes_are_apart(build: Any) -> None:

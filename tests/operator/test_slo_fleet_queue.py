@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from headway_operator.samples import Limits
-from headway_operator.slo.capacity import Replica, with_work
+from headway_operator.slo.capacity import Replica
 from headway_operator.slo.memory import Memory
 from headway_operator.slo.predictions import Factors, Workload
-from headway_operator.slo.sizing import workload
+from headway_operator.slo.sizing import with_work, workload
 from headway_operator.slo.slices import Slice
 from headway_operator.slo.step_fit import StepModel
 from headway_operator.slo.window import Recent

@@ -12,8 +12,8 @@ from headway_operator.slo.growth import NO_COLUMNS, Columns, grown
 
 TARGETS, OTHERS = Targets(300.0, 40.0), Targets(500.0, 40.0)
 NUM_BUCKETS = 106
-MET, REJECTED, MISSED, COUNT = map(
-    REPLICA_TOTALS.index, ("ttft_met", "rejected", "ttft_missed", "ttft_count")
+MET, REJECTED, MISSED, COUNT, TPOT_MET, RECEIVED = map(
+    REPLICA_TOTALS.index, ("ttft_met", "rejected", "ttft_missed", "ttft_count", "tpot_met", "received")
 )
 
 
@@ -38,31 +38,52 @@ def test_counts_of_all_are_added_up_by_bucket() -> None:
         (baseline(ttft={3: 2}), baseline(ttft={3: 2})),
         (None, baseline(ttft={7: 1}, instance="c-1")),
     ]
-    _, counts, _ = grown(pairs, TARGETS, NO_COLUMNS)
+    counts = grown(pairs, TARGETS, NO_COLUMNS).counts
     assert counts["ttft"] == {3: 3, 4: 1, 7: 1}
-    assert grown([], TARGETS, NO_COLUMNS) == ({}, {"ttft": {}, "tpot": {}, "e2e": {}}, NO_COLUMNS)
+    assert grown([], TARGETS, NO_COLUMNS) == ({}, {"ttft": {}, "tpot": {}, "e2e": {}}, NO_COLUMNS, [])
 
 
-def test_a_replica_that_counts_anew_without_saying_so_hides_nobody_elses() -> None:
+def test_who_tells_less_than_before_tells_nothing_and_hides_nobody_elses() -> None:
     pairs = [
         (baseline({MET: 50}, {3: 8, 5: 7}), baseline({MET: 4}, {3: 1})),
         (baseline({MET: 100}, {3: 4}), baseline({MET: 900}, {3: 9, 5: 90})),
     ]
-    totals, counts, _ = grown(pairs, TARGETS, NO_COLUMNS)
-    assert totals == {"ttft_met": 804}
-    assert counts["ttft"] == {3: 6, 5: 90}
+    totals, counts, _, fallen = grown(pairs, TARGETS, NO_COLUMNS)
+    assert totals == {"ttft_met": 800}
+    assert counts["ttft"] == {3: 5, 5: 90}
+    assert fallen == [pairs[0][1]]
 
 
 def test_totals_that_fell_are_not_hidden_by_what_others_added() -> None:
     pairs = [(baseline({MET: 50}), baseline({MET: 4})), (baseline({MET: 100}), baseline({MET: 900}))]
-    assert grown(pairs, TARGETS, NO_COLUMNS)[0] == {"ttft_met": 804}
+    assert grown(pairs, TARGETS, NO_COLUMNS).totals == {"ttft_met": 800}
 
 
-def test_only_the_counts_of_one_latency_may_go_back() -> None:
+def test_counts_of_a_latency_that_fell_take_nothing_else_with_them() -> None:
     pairs = [(baseline({MET: 5}, {3: 2, 7: 7}), baseline({MET: 6}, {3: 1, 7: 9}))]
-    totals, counts, _ = grown(pairs, TARGETS, NO_COLUMNS)
+    totals, counts, _, fallen = grown(pairs, TARGETS, NO_COLUMNS)
     assert totals == {"ttft_met": 1}
-    assert counts["ttft"] == {3: 1, 7: 9}
+    assert counts["ttft"] == {}
+    assert fallen == []
+
+
+def test_new_targets_restart_what_is_judged_and_nothing_else() -> None:
+    """Of a replica that has served a million requests, and two by the new targets."""
+    before = baseline({MET: 900_000, TPOT_MET: 900_000, RECEIVED: 1_000_000}, {3: 1_000_000}, targets=OTHERS)
+    now = baseline({MET: 2, TPOT_MET: 1, RECEIVED: 1_000_005}, {3: 1_000_004})
+    totals, counts, _, fallen = grown([(before, now)], TARGETS, NO_COLUMNS)
+    assert totals == {"ttft_met": 2, "tpot_met": 1, "received": 5}
+    assert counts["ttft"] == {3: 4}
+    assert fallen == []
+
+
+def test_a_gateway_that_tells_less_than_before_tells_nothing() -> None:
+    before, now = Baseline("g", (0.0, 1_000_000.0)), Baseline("g", (0.0, 999_950.0))
+    totals, _, _, fallen = grown([(before, now)], TARGETS, NO_COLUMNS)
+    assert (totals, fallen) == ({}, [now])
+    assert grown([(before, now._replace(instance="h"))], TARGETS, NO_COLUMNS).totals == {
+        "gateway_received": 999_950.0
+    }
 
 
 def test_what_was_judged_by_other_targets_does_not_count_and_new_targets_begin_anew() -> None:
@@ -93,15 +114,15 @@ def test_of_other_replicas_than_in_the_pass_before_sums_are_made_anew() -> None:
     then = [
         baseline({MET: 10 * times + 1}, {3: 10 * times + 1}, instance=f"a-{times}") for times in (1, 2, 3)
     ]
-    _, _, known = grown([(first[0], first[0]), (first[1], first[1])], TARGETS, NO_COLUMNS)
-    totals, counts, _ = grown([(first[1], then[1]), (first[2], then[2])], TARGETS, known)
+    known = grown([(first[0], first[0]), (first[1], first[1])], TARGETS, NO_COLUMNS).columns
+    totals, counts, *_ = grown([(first[1], then[1]), (first[2], then[2])], TARGETS, known)
     assert totals == {"ttft_met": 2}
     assert counts["ttft"] == {3: 2}
 
 
 def test_gateways_are_added_up_beside_replicas() -> None:
     gateway = [Baseline("g", tuple(3.0 * times for _ in GATEWAY_TOTALS)) for times in (1, 2)]
-    totals, _, _ = grown([(gateway[0], gateway[1]), (None, baseline({MET: 2}))], TARGETS, NO_COLUMNS)
+    totals, *_ = grown([(gateway[0], gateway[1]), (None, baseline({MET: 2}))], TARGETS, NO_COLUMNS)
     assert totals == {"ttft_met": 2, **dict.fromkeys(GATEWAY_TOTALS, 3.0)}
 
 
@@ -129,7 +150,9 @@ def test_over_many_passes_with_restarts_nothing_is_lost_or_counted_twice(seed: i
                 happened[REPLICA_TOTALS[place]] += 1
                 latencies[bucket] += 1
             now[name] = baseline(totals, ttft, instance=instance)
-        found, counts, known = grown([(before.get(name), one) for name, one in now.items()], TARGETS, known)
+        found, counts, known, _ = grown(
+            [(before.get(name), one) for name, one in now.items()], TARGETS, known
+        )
         assert found == happened
         assert counts["ttft"] == latencies
         before = now
@@ -145,7 +168,7 @@ def test_counts_in_buckets_that_were_empty_before_are_found() -> None:
     ]
     known, found = NO_COLUMNS, []
     for before, now in ((first, first), (first, then), (then, later)):
-        _, counts, known = grown([*zip(before, now, strict=True)], TARGETS, known)
+        _, counts, known, _ = grown([*zip(before, now, strict=True)], TARGETS, known)
         found.append(counts["ttft"])
     assert found == [{}, {10: 2, 20: 2}, {3: 2, 10: 1, 90: 7}]
 
@@ -169,6 +192,6 @@ def test_sums_are_those_of_single_requests_whichever_buckets_they_fall_in() -> N
                 one[bucket] += 1
                 want[bucket] = want.get(bucket, 0) + 1
         now = [baseline(ttft=dict(enumerate(one)), instance=str(index)) for index, one in enumerate(counted)]
-        _, counts, known = grown([*zip(before, now, strict=True)], TARGETS, known)
+        _, counts, known, _ = grown([*zip(before, now, strict=True)], TARGETS, known)
         assert counts["ttft"] == want
         before = now

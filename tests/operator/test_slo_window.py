@@ -32,7 +32,7 @@ def step(
 ) -> State:
     observed = Observed(replicas=tuple(build.replica(name, created_at=created_at) for name in replicas))
     sample = Sample(now, replicas, gateways or {})
-    return advance(state[0], state[1], sample, observed, targets, began_at, changed_at, state[2])
+    return advance(state[0], state[1], sample, observed, targets, began_at, changed_at, state[2])[:3]
 
 
 def counted(state: State) -> dict[str, float]:
@@ -87,10 +87,10 @@ def test_exact_counters_count_only_while_judged_by_the_targets_asked_for(build: 
     still_old = build.sample(1005, counters={"ttft_met": 20, "tpot_met": 3})
     state = step(build, state, 1005, {"a": still_old}, targets=new, created_at=0.0)
     assert counted(state) == {"tpot_met": 3}
-    # Restarted at the change; 25 is more than the 20 before it, and still all of it is new.
-    judged_anew = build.sample(1010, targets=new, counters={"ttft_met": 25, "tpot_met": 3})
+    # All restarted at the change; 25 is more than the 20 before it, and still all of it is new.
+    judged_anew = build.sample(1010, targets=new, counters={"ttft_met": 25, "tpot_met": 2})
     state = step(build, state, 1010, {"a": judged_anew}, targets=new, created_at=0.0)
-    assert counted(state) == {"ttft_met": 25, "tpot_met": 3}
+    assert counted(state) == {"ttft_met": 25, "tpot_met": 5}
 
 
 def test_a_long_time_without_a_pass_is_no_evidence(build: Any) -> None:
@@ -183,14 +183,25 @@ def test_whole_answers_are_counted_from_when_they_are_promised(build: Any) -> No
     assert list(joined(state[0]).counts["e2e"].values()) == [3]
 
 
-def test_a_count_that_went_back_in_the_same_instance_begins_anew(build: Any) -> None:
-    first = build.sample(1000, counters={"ttft_met": 10}, histograms={"ttft": build.histogram({100.0: 9})})
-    then = build.sample(1005, counters={"ttft_met": 4}, histograms={"ttft": build.histogram({100.0: 4})})
-    state = step(build, EMPTY, 1000, {"a": first}, created_at=0.0)
-    state = step(build, state, 1005, {"a": then}, created_at=0.0)
+def test_a_count_that_went_back_in_the_same_instance_is_a_new_beginning(build: Any) -> None:
+    state = EMPTY
+    for at, met in ((1000, 10), (1005, 4), (1010, 7)):
+        one = build.sample(at, counters={"ttft_met": met}, histograms={"ttft": build.histogram({100.0: met})})
+        state = step(build, state, at, {"a": one}, created_at=0.0)
     whole = joined(state[0])
-    assert counted_in(whole) == {"ttft_met": 4}
-    assert list(whole.counts["ttft"].values()) == [4]
+    assert counted_in(whole) == {"ttft_met": 3}
+    assert list(whole.counts["ttft"].values()) == [3]
+
+
+@pytest.mark.parametrize("fallen", [999_950, 0])
+def test_where_a_gateways_count_went_back_replicas_tell_what_came(build: Any, fallen: int) -> None:
+    state = EMPTY
+    for number, received in enumerate((1_000_000, 1_000_100, fallen, fallen + 100)):
+        at = 1000 + 5 * number
+        gateway = GatewaySample("g", at, 0, 0.0, 0, {"rejected": 0, "received": received})
+        replica = build.sample(at, counters={"received": 500_000 + 100 * number})
+        state = step(build, state, at, {"a": replica}, gateways={"g": gateway}, created_at=0.0)
+    assert [one.total("arrived") for one in state[0]][1:] == [100.0, 100.0, 100.0]
 
 
 def test_a_baseline_survives_being_written_down(build: Any) -> None:

@@ -76,7 +76,7 @@ def gathered(
     ):
         part = _of_revision(hash_, sample, observed)
         # All that came since the step began is of it, however long ago anybody last looked.
-        (new,), baselines, _ = advance((), side.baselines, part, observed, targets, at, at, longest_gap=inf)
+        (new,), baselines, *_ = advance((), side.baselines, part, observed, targets, at, at, longest_gap=inf)
         added = [
             _grown(one, name, before.gateways.get(instance))
             for instance, one in seen.items()

@@ -42,6 +42,7 @@ from dataclasses import dataclass, replace
 from math import exp, inf, log, sqrt
 
 from headway_operator.samples import Limits, Targets
+from headway_operator.slo.leaning import LEANING, is_nearer
 from headway_operator.slo.lognormal import deviations_of, quantile, share_above
 from headway_operator.slo.place_queue import queue_for_places
 from headway_operator.slo.predictions import OVERLOADED, Capacity, Factors, Latencies, Workload
@@ -59,8 +60,7 @@ LEAST_GAIN = 1.05
 # fewer tokens than this.
 EVEN_STEPS_SHARE, LEAST_EVEN_STEPS_SHARE, LEAST_EVEN_TOKENS = 0.95, 0.8, 16.0
 # They take no more than this share of the target: what a prompt's token costs is the engine's estimate.
-EVEN_STEPS_USE = 0.95
-BISECTIONS, ROUGH_BISECTIONS = 10, 6
+EVEN_STEPS_USE, BISECTIONS, ROUGH_BISECTIONS = 0.95, 10, 6
 # Where so many decode on each replica, half of the prompts come to a queue that the gateway does not see. Of
 # prompts for 0.4 to 0.7 of the time of ten replicas, simulated, P95 of TTFT is told 0.75 to 1.2 times.
 BLIND_RUNNING = 5.0
@@ -78,12 +78,14 @@ class Replica:
     """One replica's speed and load in kind, and the percentile (in percent) that latencies are taken at.
 
     fleet: of how many replicas a gateway chooses the least loaded; 1 where requests are spread blindly.
+    applied: limits that it has, which decide where two kinds are nearly as good (`leaning`).
     """
 
     model: StepModel
     workload: Workload
     percent: float
     fleet: int = 1
+    applied: Limits | None = None
 
     @property
     def _deviations(self) -> float:
@@ -240,7 +242,7 @@ class Replica:
         )
 
     def capacity(self, target: Target, factors: Factors) -> Capacity:
-        """At the best feasible limits, whatever is applied today."""
+        """At the best feasible limits, whatever is applied today; but for a kind that is nearly as good."""
         best: tuple[float, Limits] | None = None
         for halvings in range(NUM_BUDGETS):
             limits = target.with_token_budget(target.highest.max_num_batched_tokens >> halvings)
@@ -270,6 +272,8 @@ class Replica:
             full = self._full_sequences(highest, target, factors)
         limits = target.bound_limits(Limits(full, highest.max_num_batched_tokens))
         wanted = LEAST_GAIN * found.per_second
+        if is_nearer(self.applied, limits, found.limits):
+            wanted *= 1.0 - LEANING
         is_more = limits.max_num_seqs > found.limits.max_num_seqs
         if is_more or not self.is_kept(self.latencies(wanted, limits, factors), target):
             return found
@@ -294,10 +298,12 @@ class Replica:
                 return best
             tokens = min(tokens, target.highest.max_num_batched_tokens)
             limits = target.with_token_budget(int(tokens))
+            leaning = -LEANING if is_nearer(self.applied, limits, best[1]) else LEANING
+            needed = (1.0 + leaning) * least
             # Not looked for where it cannot be found, as above.
-            if not self.is_kept(self.latencies(least, limits, factors), target):
+            if not self.is_kept(self.latencies(needed, limits, factors), target):
                 return best
-            rate = self._most(target, limits, factors, least, bisections)
+            rate = self._most(target, limits, factors, needed, bisections)
         return rate, limits
 
     def _even_tokens(self, per_second: float, milliseconds: float, highest: Limits) -> float:
@@ -392,8 +398,3 @@ class Replica:
         each = model.prefill / max(1.0, work.answer)
         mean = model.base + taken * token + (taken - 1) * each * work.prompt
         return mean, (taken - 1) * each**2 * work.prompt_square
-
-
-def with_work(replica: Replica, **changes: float) -> Replica:
-    """The same replica under another workload."""
-    return replace(replica, workload=replace(replica.workload, **changes))

@@ -2,7 +2,8 @@
 
 The algorithm:
 
-1. Bring the memory up to date: the window of what happened, targets that changed, and what is learnt from it:
+1. Leave out samples that are too old or contradict the ones before. Bring the memory up to date: the window
+   of what happened, targets that changed, and what is learnt from it:
    the time of a step, the work of a request, the course of the load, start-up times (`sizing`).
 2. Suspended: none. Asleep: as many as what waits at the gateways calls for, which is none while nothing
    does. Without usable samples of at least half of the ready replicas, hold. Where there may be none, and
@@ -47,14 +48,16 @@ VIOLATION_GAP_SECONDS = 10.0
 BACKLOG_SECONDS = 5.0
 # Of recommendations the highest of so many seconds is kept.
 RECOMMENDATION_SECONDS = 10.0
+CONTRADICTED = "its counters fell without a restart"
 
 
 def decide(
     target: Target, memory: Memory, sample: Sample, observed: Observed, now: float
 ) -> tuple[Decision, Memory]:
     """Choose replicas and limits from what was measured; returns the memory for the next pass as well."""
-    target = scheduled(target, now)
-    memory, happened = _up_to_date(target, with_clock(memory, now), sample, observed, now)
+    target, sample = scheduled(target, now), evidence.fresh(sample, now)
+    memory, happened, contradicted = _up_to_date(target, with_clock(memory, now), sample, observed, now)
+    sample = evidence.without(sample, dict.fromkeys(contradicted, CONTRADICTED))
     situation, reported = _situation(target, memory, happened, sample, observed, now)
     for with_more in (_with_violation, with_ceiling, with_trust, with_idleness):
         if (memory := with_more(situation)) is not situation.memory:
@@ -146,7 +149,8 @@ def _situation(
 
 def _up_to_date(
     target: Target, memory: Memory, sample: Sample, observed: Observed, now: float
-) -> tuple[Memory, Recent]:
+) -> tuple[Memory, Recent, frozenset[str]]:
+    """The memory, what happened of late, and who contradicts what they told before."""
     if memory.began_at == 0.0:
         memory = memory._replace(began_at=now)
     if memory.targets != target.targets:
@@ -158,7 +162,7 @@ def _up_to_date(
         memory = memory._replace(limits=target.initial, limits_changed_at=now)
     changed_at = memory.limits_changed_at or 0.0
     before = memory.baselines
-    slices, baselines, columns = advance(
+    slices, baselines, columns, contradicted = advance(
         memory.slices, before, sample, observed, target.targets, memory.began_at, changed_at, memory.columns
     )
     since = now if memory.watched_since is None else memory.watched_since
@@ -172,7 +176,7 @@ def _up_to_date(
         marks=marks,
     )
     happened = Recent(slices)
-    return with_learning(memory, before, happened, observed, now), happened
+    return with_learning(memory, before, happened, observed, now), happened, contradicted
 
 
 def _with_violation(situation: Situation) -> Memory:
@@ -282,6 +286,8 @@ def _held(
             blocker = "ReplicaPending"
         cause = blocker or "Watching"
         why = situation.infeasible or situation.sick or _BLOCKER_WORDS.get(cause, cause)
+        if cause == "Watching" and situation.sizing is not None:
+            why = "there are as many replicas as are thought enough; misses that go on cost trust in that"
         if cause == "ReplicaPending" and situation.supply.pending_reason:
             why = f"{why} ({situation.supply.pending_reason})"
         return hold(situation, cause, f"{words}; {why}", blocker)

@@ -9,7 +9,8 @@ there is evidence enough for a verdict.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import ceil, isqrt
 
 from headway_operator.samples import GatewaySample, Limits, ReplicaSample, Sample
@@ -62,13 +63,32 @@ class Load:
     received: int = 0
 
 
-def fresh_replicas(sample: Sample, now: float) -> dict[str, ReplicaSample]:
-    """The usable samples by replica."""
-    return {
-        name: one
-        for name, one in sample.replicas.items()
-        if one is not None and now - one.taken_at <= STALE_SECONDS
+def fresh(sample: Sample, now: float) -> Sample:
+    """Without what says nothing about now."""
+    ages = {
+        name: now - one.taken_at
+        for some in (sample.replicas, sample.gateways)
+        for name, one in some.items()
+        if one is not None and now - one.taken_at > STALE_SECONDS
     }
+    return without(sample, {name: f"its sample is {age:.0f} s old" for name, age in ages.items()})
+
+
+def without(sample: Sample, errors: Mapping[str, str]) -> Sample:
+    """As if these replicas and gateways had given no sample, and why that is of no use."""
+    if not errors:
+        return sample
+    return replace(
+        sample,
+        replicas={name: None if name in errors else one for name, one in sample.replicas.items()},
+        gateways={name: None if name in errors else one for name, one in sample.gateways.items()},
+        errors={**sample.errors, **errors},
+    )
+
+
+def sampled_replicas(sample: Sample) -> dict[str, ReplicaSample]:
+    """Those that gave one."""
+    return {name: one for name, one in sample.replicas.items() if one is not None}
 
 
 def applied_limits(sample: Sample) -> Limits | None:
@@ -79,7 +99,7 @@ def applied_limits(sample: Sample) -> Limits | None:
 
 def load(target: Target, happened: Recent, sample: Sample, now: float) -> Load:
     """How busy the replicas are."""
-    replicas = [one for one in fresh_replicas(sample, now).values() if not one.draining]
+    replicas = [one for one in sampled_replicas(sample).values() if not one.draining]
     running = [one.running for one in replicas]
     kv_uses = [one.kv_blocks_used / max(1, one.kv_blocks_total) for one in replicas]
     queued = [one for one in replicas if one.waiting]

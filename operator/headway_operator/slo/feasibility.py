@@ -12,11 +12,10 @@ believed that what was measured, on whatever load, contradicts.
 from dataclasses import replace
 
 from headway_operator.slo.advice import Latency, advice
-from headway_operator.slo.capacity import with_work
 from headway_operator.slo.evidence import Load
 from headway_operator.slo.forecast import Forecast
 from headway_operator.slo.predictions import Factors
-from headway_operator.slo.sizing import NEARLY_IDLE, Sizing, idle_latencies
+from headway_operator.slo.sizing import NEARLY_IDLE, Sizing, idle_latencies, with_work
 from headway_operator.slo.target import Target
 from headway_operator.state import Attainment
 

@@ -4,11 +4,16 @@ A pass reads a hundred replicas, so what they have counted is added up column by
 in C, and what they had counted is known from the pass before. One by one are looked at only those of which
 the difference is not what happened: who was met for the first time or restarted, whose totals fell, who
 judged by other targets, and who turned requests away.
+
+A restart is told by another `instance`. Totals that fell without one contradict what was told before, and
+nobody knows what happened: they are a new beginning and count for nothing.
 """
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from itertools import chain
 from operator import is_, le, sub
+from typing import NamedTuple
 
 from headway_operator.samples import Targets
 from headway_operator.slo.baselines import (
@@ -26,6 +31,8 @@ _REJECTED = REPLICA_TOTALS.index("rejected")
 _MISSED_AND_REFUSED = tuple(REPLICA_TOTALS.index(name) for name in ("ttft_missed", "e2e_missed"))
 _COUNTED_PLACES = tuple(map(REPLICA_TOTALS.index, COUNTED))
 _JUDGED_PLACES = tuple(tuple(REPLICA_TOTALS.index(name) for name in pair) for pair in JUDGED)
+# What begins anew with new targets, and how many are in histograms, which come and go.
+_RESTARTED = (*_COUNTED_PLACES, *chain.from_iterable(_JUDGED_PLACES))
 
 # What one had counted when it was last sampled, if that is known, and has counted now.
 Pair = tuple[Baseline | None, Baseline]
@@ -44,14 +51,23 @@ class Columns:
 
 
 NO_COLUMNS = Columns()
+
+
+class Growth(NamedTuple):
+    """What was counted: totals that are not 0 by name, counts by latency and bucket. columns: to hand in as
+    `known` at the next pass. fallen: of those who now tell less than before, without a restart."""
+
+    totals: dict[str, float]
+    counts: dict[str, dict[int, int]]
+    columns: Columns
+    fallen: Sequence[Baseline] = ()
+
+
 _UNTOLD: tuple[Sums, ...] = ((),) * len(LATENCIES)
 
 
-def grown(
-    pairs: Sequence[Pair], targets: Targets, known: Columns
-) -> tuple[dict[str, float], dict[str, dict[int, int]], Columns]:
-    """Totals that are not 0 by name, counts by latency and bucket, and what to hand in as `known` at the next
-    pass. Exact counters count only where `targets` are what a replica judges by."""
+def grown(pairs: Sequence[Pair], targets: Targets, known: Columns) -> Growth:
+    """What all of these counted. Exact counters count only where `targets` are what a replica judges by."""
     # Compared once, and then by identity: those of all replicas are mostly one and the same object.
     targets = next((now.targets for _, now in pairs if now.targets == targets), targets)
     plain: list[tuple[Baseline, Baseline]] = []
@@ -68,7 +84,10 @@ def grown(
     if today.numbers != then.numbers or any(min(sums, default=0) < 0 for sums in added):
         # Somebody counts a latency for the first time, or anew.
         parts, others = [], [*pairs]
-    parts += [_growth(before, now, targets) for before, now in others]
+    fallen = [now for before, now in others if before is not None and _has_fallen(before, now)]
+    parts += [
+        _growth(before, now, targets) for before, now in others if not any(now is one for one in fallen)
+    ]
     totals: dict[str, float] = {}
     for names in (REPLICA_TOTALS, GATEWAY_TOTALS):
         sums = _added([part[0] for part in parts if len(part[0]) == len(names)])
@@ -79,7 +98,19 @@ def grown(
         name: {bucket: int(count) for bucket, count in enumerate(_added(some)) if count}
         for name, some in zip(LATENCIES, list(zip(*parts, strict=True))[1:], strict=True)
     }
-    return totals, counts, today
+    return Growth(totals, counts, today, fallen)
+
+
+def _has_fallen(before: Baseline, now: Baseline) -> bool:
+    """Whether totals of one instance fell that only grow, by other targets too."""
+    if before.instance != now.instance or len(before.totals) != len(now.totals):
+        return False
+    fell = (
+        place for place, (one, then) in enumerate(zip(now.totals, before.totals, strict=True)) if one < then
+    )
+    is_replica = len(now.totals) == len(REPLICA_TOTALS)
+    restarted = _RESTARTED if before.targets != now.targets else _COUNTED_PLACES
+    return any(not is_replica or place not in restarted for place in fell)
 
 
 def _is_plain(before: Baseline, now: Baseline, targets: Targets) -> bool:
@@ -127,14 +158,13 @@ def _added(rows: Sequence[Sums]) -> Sums:
 
 
 def _growth(before: Baseline | None, now: Baseline, targets: Targets) -> Counted:
-    """Of one: since `before`; everything where it is None, of another instance, or more."""
-    today = totals = _but_counts(now.totals)
+    """Of one whose totals did not fall: since `before`; everything where it is None, or of another
+    instance."""
+    totals = _but_counts(now.totals)
     if before is not None and before.instance == now.instance:
-        totals = tuple(map(sub, today, _but_counts(before.totals)))
+        totals = tuple(map(sub, totals, _but_counts(before.totals)))
     else:
         before = None
-    if min(totals) < 0:
-        before, totals = None, today
     if not now.counts:
         return (totals, *_UNTOLD)
     if now.targets != targets or (before is not None and before.targets != targets):
@@ -151,7 +181,7 @@ def _growth(before: Baseline | None, now: Baseline, targets: Targets) -> Counted
 
 
 def _but_counts(totals: Sums) -> Sums:
-    """Without how many are in histograms, which may come, go or begin anew by themselves."""
+    """Without how many are in histograms, which come and go."""
     if len(totals) != len(REPLICA_TOTALS):
         return totals
     others = [*totals]
@@ -161,25 +191,22 @@ def _but_counts(totals: Sums) -> Sums:
 
 
 def _since(now: Sums, before: Sums) -> Sums:
-    """Counts that one has added to `before`, none where that is not known; all that it has, where one of them
-    fell."""
+    """Counts that one has added to `before`; none where that is not known, or where one of them fell."""
     if not now or not before:
         return ()
     added = tuple(map(sub, now, before))
-    return now if min(added) < 0 else added
+    return () if min(added) < 0 else added
 
 
 def _judged(totals: Sums, now: Baseline, before: Baseline | None, targets: Targets) -> Sums:
     """The totals without what was judged by other targets than these."""
     kept = [*totals]
-    then = now if before is None else before
-    for places, wanted, judged_by, judged_by_then in zip(
-        _JUDGED_PLACES, astuple(targets), astuple(now.targets), astuple(then.targets), strict=True
-    ):
+    # Any new target restarts all exact counters.
+    is_restarted = before is not None and before.targets != now.targets
+    for places, wanted, judged_by in zip(_JUDGED_PLACES, astuple(targets), astuple(now.targets), strict=True):
         for place in places:
             if wanted is None or judged_by != wanted:
                 kept[place] = 0
-            elif judged_by_then != judged_by:
-                # New targets restart the exact counters.
+            elif is_restarted:
                 kept[place] = now.totals[place]
     return tuple(kept)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from headway_operator.samples import ReplicaSample, Sample
 from headway_operator.slo import marks
-from headway_operator.slo.evidence import fresh_replicas, num_late
+from headway_operator.slo.evidence import num_late, sampled_replicas
 from headway_operator.slo.forecast import Forecast
 from headway_operator.slo.memory import Memory
 from headway_operator.slo.sizing import Sizing
@@ -46,7 +46,7 @@ def sick(
     mark = marks.usable(memory.marks, now, since)
     if not broken or mark is None:
         return ""
-    fresh = {name: one for name, one in fresh_replicas(sample, now).items() if not one.draining}
+    fresh = {name: one for name, one in sampled_replicas(sample).items() if not one.draining}
     for latency in broken:
         counts = _counts(target, memory, mark, fresh, latency)
         ill = [name for name, one in counts.items() if verdict(*one, target.percentile) == "violated"]

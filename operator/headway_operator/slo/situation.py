@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headway_operator.samples import Limits, Sample
-from headway_operator.slo.evidence import RECENT_SECONDS, Load, fresh_replicas
+from headway_operator.slo.evidence import RECENT_SECONDS, Load, sampled_replicas
 from headway_operator.slo.forecast import Forecast
 from headway_operator.slo.memory import Memory
 from headway_operator.slo.sizing import Sizing, lead_seconds
@@ -185,7 +185,7 @@ def supply(target: Target, memory: Memory, sample: Sample, observed: Observed, n
     starts = min(MOST_PENDING_SECONDS, PENDING_STARTS * lead_seconds(memory))
     deadline = max(PENDING_DEADLINE_SECONDS, starts)
     late = [replica for replica in unready if replica.created_at + deadline <= now]
-    fresh = fresh_replicas(sample, now)
+    fresh = sampled_replicas(sample)
     asked_at = memory.replicas_raised_at
     # Pods that were asked for and do not exist yet are pending too, for as long as any other.
     is_asked_lately = asked_at is not None and asked_at + deadline > now

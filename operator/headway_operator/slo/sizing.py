@@ -17,7 +17,7 @@ from typing import Any
 from headway_operator.samples import Limits
 from headway_operator.slo import histogram, usual
 from headway_operator.slo.baselines import Baseline
-from headway_operator.slo.capacity import Replica, with_work
+from headway_operator.slo.capacity import Replica
 from headway_operator.slo.forecast import Forecast, forecast, watched
 from headway_operator.slo.memory import Memory
 from headway_operator.slo.predictions import Capacity, Factors, Latencies, Workload
@@ -187,7 +187,8 @@ def sizing(target: Target, memory: Memory, happened: Recent, fleet: int, now: fl
     seen = memory.fit.context or work.context
     work = replace(work, context=min(work.context, CONTEXT_STRETCH * seen))
     slower = pace(happened, now)
-    replica = Replica(memory.fit.model.slower(slower), work, aimed_percent(target, happened, now), fleet)
+    percent = aimed_percent(target, happened, now)
+    replica = Replica(memory.fit.model.slower(slower), work, percent, fleet, memory.limits)
     factors = _with_guesses(target, replica, memory.factors, happened, now)
     capacity = replica.capacity(target, factors)
     least = _least_per_second(target, replica, capacity, factors)
@@ -246,6 +247,11 @@ def idle_latencies(target: Target, replica: Replica, factors: Factors) -> Latenc
     found = lone.idle(limits)
     even = with_work(lone, prompt_square=lone.workload.prompt**2).idle(limits)
     return found._replace(ttft=max(even.ttft, min(1.0, factors.ttft) * found.ttft))
+
+
+def with_work(replica: Replica, **changes: float) -> Replica:
+    """The same replica under another workload."""
+    return replace(replica, workload=replace(replica.workload, **changes))
 
 
 def pace(happened: Recent, now: float) -> float:

@@ -3,16 +3,17 @@
 Each pass adds what every replica counted since the last one. A replica that restarted (other `instance`)
 counts from zero again, so all it shows is new; one that died leaves behind what it had added. A replica met
 for the first time counts from zero if it was made after this memory began, else its past is unknown and
-only marks a beginning; so does everything after a long time without a pass, and one that gave no sample for
-as long. Exact counters count only while the replica judges by the targets asked of it now.
+only marks a beginning; so does everything after a long time without a pass, one that gave no sample for as
+long, and one whose totals fell without a restart, which contradicts itself. Exact counters count only while
+the replica judges by the targets asked of it now.
 
 A replica counts whom it turns away as missed, but another one may serve that request. So refusals are kept
 apart from `ttft_missed`, as `refused`, and taken from the gateways, who know how each request ended; from the
 replicas only where no gateway gave a sample. So are arrivals, as `arrived`; a slice in which one of those who
 count them gave no sample is marked `blind`: what came in it shows in the next. Where one of them has given
-none for long, what it counts meanwhile never shows: such a slice is marked `lost`, what came is what the
-replicas received, those that tell standing for the others, and what came in blind slices before it is not
-known.
+none for long, or contradicts itself, what it counted meanwhile never shows: such a slice is marked `lost`,
+what came is what the replicas received, those that tell standing for the others, and what came in blind
+slices before it is not known.
 
 Of what is no counter, the sequences that ran at each sample are summed up as `ran`, the shares of KV caches
 in use as `kv_held`, and the time of replicas that do not drain, whether or not they gave a sample, as
@@ -125,8 +126,9 @@ def advance(
     changed_at: float,
     known: Columns = NO_COLUMNS,
     longest_gap: float | None = None,
-) -> tuple[tuple[Slice, ...], dict[str, Baseline], Columns]:
-    """The slices and baselines after one more pass, and what to hand in as `known` at the next one.
+) -> tuple[tuple[Slice, ...], dict[str, Baseline], Columns, frozenset[str]]:
+    """The slices and baselines after one more pass, what to hand in as `known` at the next one, and who
+    contradicts what they told before.
 
     began_at: when this memory began. changed_at: when something was last changed; no slice spans that.
     longest_gap: seconds after which nobody can say when the requests in between came; None for what that is
@@ -151,13 +153,16 @@ def advance(
             if seconds <= longest_gap if before is not None else name in young:
                 pairs.append((before, one))
                 told_seconds[name] = seconds
-    totals, counts, columns = grown(pairs, targets, known)
+    totals, counts, columns, fallen = grown(pairs, targets, known)
+    contradicted = frozenset(name for name, one in current.items() if any(one is it for it in fallen))
     start = now if is_gap else last_end
     counters: Iterable[str] = () if is_gap else (sample.gateways or sample.replicas)
     is_lost = any(is_unseen(name, baselines, now - longest_gap) for name in counters)
+    is_lost |= not contradicted.isdisjoint(counters)
+    told_seconds = {name: seconds for name, seconds in told_seconds.items() if name not in contradicted}
     told = _with_sampled(totals, sample, now - start, told_seconds if is_lost else None)
     new = Slice(start, now, told, counts)
-    return _append(slices, new, changed_at), after | current, columns
+    return _append(slices, new, changed_at), after | current, columns, contradicted
 
 
 def _longest_gap(slices: Sequence[Slice]) -> float:
