@@ -189,7 +189,7 @@ def test_a_count_that_went_back_in_the_same_instance_is_a_new_beginning(build: A
         one = build.sample(at, counters={"ttft_met": met}, histograms={"ttft": build.histogram({100.0: met})})
         state = step(build, state, at, {"a": one}, created_at=0.0)
     whole = joined(state[0])
-    assert counted_in(whole) == {"ttft_met": 3}
+    assert whole.total("ttft_met") == 3
     assert list(whole.counts["ttft"].values()) == [3]
 
 
@@ -201,7 +201,7 @@ def test_where_a_gateways_count_went_back_replicas_tell_what_came(build: Any, fa
         gateway = GatewaySample("g", at, 0, 0.0, 0, {"rejected": 0, "received": received})
         replica = build.sample(at, counters={"received": 500_000 + 100 * number})
         state = step(build, state, at, {"a": replica}, gateways={"g": gateway}, created_at=0.0)
-    assert [one.total("arrived") for one in state[0]][1:] == [100.0, 100.0, 100.0]
+    assert [one.total("arrived") for one in state[0]] == [100.0, 100.0, 100.0]
 
 
 def test_a_baseline_survives_being_written_down(build: Any) -> None:

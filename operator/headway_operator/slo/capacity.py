@@ -271,9 +271,8 @@ class Replica:
         if found.limits.max_num_batched_tokens != highest.max_num_batched_tokens:
             full = self._full_sequences(highest, target, factors)
         limits = target.bound_limits(Limits(full, highest.max_num_batched_tokens))
-        wanted = LEAST_GAIN * found.per_second
-        if is_nearer(self.applied, limits, found.limits):
-            wanted *= 1.0 - LEANING
+        gain = 1.0 if is_nearer(self.applied, limits, found.limits) else LEAST_GAIN
+        wanted = gain * found.per_second
         is_more = limits.max_num_seqs > found.limits.max_num_seqs
         if is_more or not self.is_kept(self.latencies(wanted, limits, factors), target):
             return found
@@ -298,8 +297,7 @@ class Replica:
                 return best
             tokens = min(tokens, target.highest.max_num_batched_tokens)
             limits = target.with_token_budget(int(tokens))
-            leaning = -LEANING if is_nearer(self.applied, limits, best[1]) else LEANING
-            needed = (1.0 + leaning) * least
+            needed = LEANING * least if is_nearer(self.applied, limits, best[1]) else least
             # Not looked for where it cannot be found, as above.
             if not self.is_kept(self.latencies(needed, limits, factors), target):
                 return best

@@ -3,15 +3,15 @@
 The best limits may be of one kind or another: the whole token budget, or steps that are kept short (even);
 places for all, or few of them and a queue. Next to where one is as good as the other a little more or less
 of the load would turn all replicas from the one to the other and back, each time with other latencies. So
-what would be changed to must be better by LEANING beyond what it takes anyway, and what is applied may be
-worse by as much.
+what is applied stays for less than what it takes to be changed to: short steps for LEANING of that, few
+places as long as they serve no less.
 """
 
 from math import log
 
 from headway_operator.samples import Limits
 
-LEANING = 0.05
+LEANING = 0.92
 
 
 def is_nearer(applied: Limits | None, one: Limits, other: Limits) -> bool:
