@@ -151,6 +151,7 @@ def test_steps_are_not_kept_short_at_the_cost_of_prompts_while_replicas_lack(fle
         return decision.limits.max_num_batched_tokens, decision.evidence["best_max_num_batched_tokens"]
 
     fleet.promise(Targets(700.0, 60.0))
+    fleet.memory = fleet.memory._replace(limits=Limits(33, 700))
     enough, best = told()
     assert enough == best < 2048
     fleet.totals |= {"ttft_met": 100, "ttft_missed": 300}
