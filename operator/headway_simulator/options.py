@@ -51,6 +51,8 @@ KINDS_WITH: dict[str, tuple[Kind, ...]] = {
 }
 # A simulation ends some day: these are two weeks of passes a tenth of a second apart.
 LEAST_SECONDS, MOST_PASSES = 0.001, 12_096_000
+# Of a shorter load no replica is kept busy for long.
+LEAST_WORK_SECONDS = 10.0
 RATE_FLAGS = ("rate", "variation", "lengths")
 
 
@@ -195,10 +197,11 @@ def setting_with(options: argparse.Namespace, trace: Trace, model: StepModel) ->
             "lower the one or raise the other"
         )
     scaling = service.spec.scaling
-    # Replicas that are asked for in the first minute come a cold start later. A load of milliseconds needs no
-    # more at once than its work takes in that time.
+    # Replicas that are asked for in the first minute come a cold start later. A shorter load is its work in
+    # the time that it lasts; one of moments needs no more at once than its work takes in some seconds.
     alone = INTERVAL_SECONDS + options.cold_start_seconds
-    first = replace(part_of(trace, 0.0, alone), duration_seconds=alone)
+    seconds = min(alone, max(LEAST_WORK_SECONDS, trace.duration_seconds))
+    first = replace(part_of(trace, 0.0, alone), duration_seconds=seconds)
     initial = options.initial_replicas or max(
         scaling.min_replicas,
         min(scaling.max_replicas, guessed_replicas(model, first, target_of(service.spec))),

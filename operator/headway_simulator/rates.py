@@ -22,7 +22,7 @@ OUTPUT_MEDIAN, OUTPUT_SIGMA = 165.0, 0.7
 LEAST_VARIATION, MOST_VARIATION = 0.01, 100.0
 MOST_REQUESTS = 10_000_000
 # Of rates that would make more than those, so many are taken where nobody says how many: minutes of work.
-FEW_REQUESTS = 250_000
+FEW_REQUESTS = 100_000
 LEAST_TOKENS, MOST_PROMPT_TOKENS, MOST_OUTPUT_TOKENS = 1, 8192, 2048
 
 

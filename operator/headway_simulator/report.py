@@ -1,14 +1,17 @@
 """What a simulation says: as JSON, and in a few lines."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
 
 from headway_operator.slo import Target
 from headway_simulator.cluster import Setting
 from headway_simulator.context_limit import Fitted
-from headway_simulator.measures import Measures
+from headway_simulator.measures import Measures, reversals
 from headway_simulator.oracle import Oracle
+from headway_simulator.records import Pass
 from headway_simulator.timeline import Minute
 from headway_simulator.trace import Trace
 from headway_simulator.unsimulated import Unsimulated
@@ -32,7 +35,7 @@ def as_json(
     oracle: Oracle | None,
     untold: Unsimulated,
     minutes: Sequence[Minute],
-    causes: Mapping[str, int],
+    passes: Sequence[Pass],
     seconds_taken: Mapping[str, float],
 ) -> dict[str, Any]:
     """The report, version 1; docs/simulate.md says what each field means. trace: as it came; fit: what
@@ -44,6 +47,7 @@ def as_json(
         "objective": target.percentile / 100,
         "targets": judged_targets(target),
         **asdict(found),
+        "token_budget_reversals_per_hour": 3600 * budget_reversals(passes) / trace.duration_seconds,
         **context_counts(fit),
         "oracle_gpu_hours": oracle.measures.gpu_hours if oracle is not None and has_oracle else None,
         "cost_over_oracle": (
@@ -61,10 +65,16 @@ def as_json(
         "not_simulated": list(untold.passed_over),
         "told_by_step_model": list(untold.told_by_step_model),
         "scaling": {"min_replicas": target.min_replicas, "max_replicas": target.max_replicas},
-        "causes": dict(causes),
+        "causes": dict(Counter(one.cause for one in passes)),
         "timeline": [asdict(one) for one in minutes],
         "seconds_taken": dict(seconds_taken),
     }
+
+
+def budget_reversals(passes: Sequence[Pass]) -> int:
+    """How often the token budget moved against the direction of the time before."""
+    budgets = [one.limits.max_num_batched_tokens for one in passes]
+    return reversals(after - before for before, after in pairwise(budgets))
 
 
 def context_counts(fit: Fitted) -> dict[str, int | None]:

@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
@@ -72,7 +71,7 @@ def _run(options: argparse.Namespace) -> int:
     what = controller.name, load, fit, setting, target, found, oracle, untold
     # What takes minutes is written before anybody's terminal or pipe can fail.
     if options.json is not None:
-        _write(options.json, as_json(*what, minutes, Counter(one.cause for one in run.passes), taken))
+        _write(options.json, as_json(*what, minutes, run.passes, taken))
     if options.plot is not None:
         from headway_simulator.plot import Timeline, draw
 

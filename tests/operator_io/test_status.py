@@ -113,3 +113,25 @@ def test_all_of_it_as_json(kubeconfig: Path, capsys: pytest.CaptureFixture[str])
 def test_a_service_that_is_not_there_is_named(kubeconfig: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["other", "-n", "team", "--kubeconfig", str(kubeconfig)]) == 1
     assert "there is no InferenceService 'other' in namespace 'team'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "want"),
+    [
+        pytest.param(None, "there is no such file", id="no file"),
+        pytest.param("not: [yaml", "is no usable kubeconfig: while parsing", id="no YAML"),
+        pytest.param("- a\n- list\n", "is no usable kubeconfig: ", id="YAML of something else"),
+        pytest.param("apiVersion: v1\n", "is no usable kubeconfig: ", id="no kubeconfig"),
+        pytest.param("", "is no usable kubeconfig: ", id="empty"),
+    ],
+)
+def test_a_kubeconfig_that_cannot_be_used_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, want: str
+) -> None:
+    path = tmp_path / "config"
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+    assert main(["demo", "--kubeconfig", str(path)]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"--kubeconfig={str(path)!r}" in line
+    assert want in line

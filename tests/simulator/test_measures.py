@@ -1,5 +1,6 @@
 """Measures of runs made by hand."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from headway_operator.slo import target_of
 from headway_operator.state import Attainment
 from headway_simulator.measures import judged_from, measures, reversals
 from headway_simulator.records import Fate, Flight, Pass, PodLife, Run
+from headway_simulator.report import budget_reversals
 from headway_simulator.timeline import by_hour, levels, timeline
 from headway_simulator.trace import Arrival
 
@@ -108,6 +110,11 @@ def test_actions_and_reversals_are_counted_by_the_hour(build: Any) -> None:
     assert found.reversals_per_hour == 2 * 2
     assert found.limit_reversals_per_hour == 2 * 2
     assert reversals([0, 1, 0, 2, -1, 0, -1, 3]) == 2
+    budgets = (2048, 2048, 96, 96, 512, 600, 96)
+    passes = [
+        replace(one, limits=Limits(32, tokens)) for one, tokens in zip(run.passes, budgets, strict=True)
+    ]
+    assert budget_reversals(passes) == 2
 
 
 def test_recovery_is_when_a_whole_minute_meets_the_objective(build: Any) -> None:

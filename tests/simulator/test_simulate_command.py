@@ -76,6 +76,7 @@ def test_a_baseline_is_in_control_where_it_is_named(
     report = simulated("--trace", trace, "--controller", "keda-waiting-5", *flags)
     assert report["controller"] == "keda-waiting-5"
     assert set(report["causes"]) == {"BetweenSyncs", "Synced"}
+    assert report["token_budget_reversals_per_hour"] == 0.0
     assert report["conditions"]["routing"] == "prefix-aware"
     assert report["conditions"]["step_time_error"] == 2
 
@@ -301,6 +302,17 @@ def test_a_load_of_moments_begins_with_what_its_work_takes_in_a_minute(
     path = tmp_path / "moment.jsonl"
     path.write_text("".join(json.dumps({**ROW, "at_seconds": at}) + "\n" for at in (0.0, 0.007)))
     assert simulated("--trace", path, "--no-oracle")["conditions"]["initial_replicas"] == 1
+
+
+@pytest.mark.parametrize("seconds", [30, 60, 90])
+def test_a_short_load_begins_with_what_it_needs(
+    seconds: int, simulated: Callable[..., dict[str, Any]]
+) -> None:
+    """None that is asked for would be ready in time, with a cold start of a minute."""
+    flags = ("--generate", "poisson", "--rate", 12, "--duration-seconds", seconds, "--no-oracle")
+    found = simulated(*flags)
+    assert found["conditions"]["initial_replicas"] == 3
+    assert found["joint_attainment"] >= 0.95
 
 
 def test_a_request_larger_than_the_cache_is_refused(

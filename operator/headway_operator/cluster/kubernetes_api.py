@@ -20,6 +20,7 @@ from urllib.request import getproxies
 
 import aiohttp
 import msgspec
+import yaml
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
@@ -46,6 +47,21 @@ Json = dict[str, Any]
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 # method, HTTP status (0 when there was no answer), seconds.
 OnCall = Callable[[str, int, float], None]
+
+
+# What the official client raises, beside its own error, for a file that is YAML and no kubeconfig.
+_BROKEN_FILE = (AttributeError, KeyError, TypeError, ValueError)
+
+
+def _no_credentials(kubeconfig: Path | None, error: Exception) -> str:
+    """What is wrong with them, in a line, and what helps."""
+    if kubeconfig is None:
+        why = " ".join(str(error).split())
+        return f"no usable credentials for a cluster: {why}; set KUBECONFIG, or run inside a pod"
+    if not kubeconfig.is_file():
+        return f"--kubeconfig={str(kubeconfig)!r}: there is no such file"
+    why = " ".join(str(error).split()) or type(error).__name__
+    return f"--kubeconfig={str(kubeconfig)!r} is no usable kubeconfig: {why}; give one that kubectl can read"
 
 
 class KubernetesApi:
@@ -104,10 +120,8 @@ class KubernetesApi:
                     context=context,
                     client_configuration=configuration,
                 )
-        except (config.ConfigException, OSError) as error:
-            raise ClusterError(
-                f"no usable credentials for a cluster: {error}; set KUBECONFIG, or run inside a pod"
-            ) from error
+        except (config.ConfigException, yaml.YAMLError, *_BROKEN_FILE, OSError) as error:
+            raise ClusterError(_no_credentials(kubeconfig, error)) from error
         return cls(configuration, on_call=on_call)
 
     async def __aenter__(self) -> Self:
