@@ -4,7 +4,7 @@ The best limits may be of one kind or another: the whole token budget, or steps 
 places for all, or few of them and a queue. Next to where one is as good as the other a little more or less
 of the load would turn all replicas from the one to the other and back, each time with other latencies. So
 what is applied stays for less than what it takes to be changed to: short steps for LEANING of that, few
-places as long as they serve no less.
+places as long as they serve no less. Not while somebody is late (`sizing`): a crowd is to be served.
 """
 
 from math import log

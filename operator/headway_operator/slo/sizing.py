@@ -61,6 +61,8 @@ ODD_PACES = (1.2, 1.5)
 LEAST_GAPS = 200
 # A model is not asked about contexts so many times as long as those that it was fitted to.
 CONTEXT_STRETCH = 2.0
+# While somebody is late, and for so long after, limits are those that serve most, whatever is applied.
+CALM_SECONDS = 10.0
 # However far the quantiles are, a replica does so much of what its device could; and so much if only TTFT is
 # predicted to be missed then, whose percentile hangs on a tail of prompts that is not known.
 LEAST_UTILIZATION, NEARLY_IDLE = 0.05, 0.2
@@ -188,7 +190,9 @@ def sizing(target: Target, memory: Memory, happened: Recent, fleet: int, now: fl
     work = replace(work, context=min(work.context, CONTEXT_STRETCH * seen))
     slower = pace(happened, now)
     percent = aimed_percent(target, happened, now)
-    replica = Replica(memory.fit.model.slower(slower), work, percent, fleet, memory.limits)
+    is_calm = memory.late_at is None or now - memory.late_at >= CALM_SECONDS
+    applied = memory.limits if is_calm else None
+    replica = Replica(memory.fit.model.slower(slower), work, percent, fleet, applied)
     factors = _with_guesses(target, replica, memory.factors, happened, now)
     capacity = replica.capacity(target, factors)
     least = _least_per_second(target, replica, capacity, factors)
