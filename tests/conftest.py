@@ -1,10 +1,18 @@
 """What tests of every package share."""
 
+import signal
 import sys
 from collections.abc import Callable
 
 import psutil
 import pytest
+
+
+def pytest_configure() -> None:
+    """A shell has what it puts into the background ignore SIGINT, and children inherit that: those of tests
+    that interrupt them would go on for ever."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
