@@ -59,8 +59,6 @@ MOST_TEACHERS, GOLDEN = 24, 0.6180339887498949
 # the other it is the steps that are told wrong.
 ODD_PACES = (1.2, 1.5)
 LEAST_GAPS = 200
-# Percentiles of requests, by their time between tokens, between which a mean over tokens must lie.
-ALL_BUT_ODD = (5.0, 95.0)
 # A model is not asked about contexts so many times as long as those that it was fitted to.
 CONTEXT_STRETCH = 2.0
 # While somebody is late, and for so long after, limits are those that serve most, whatever is applied.
@@ -263,21 +261,13 @@ def with_work(replica: Replica, **changes: float) -> Replica:
 def pace(happened: Recent, now: float) -> float:
     """How many times as long as they are told to be steps take: the time between tokens that requests saw in
     the last minutes, over that which steps tell. Little of it is believed next to the lower of ODD_PACES and
-    all beyond the other; 1 where there were too few tokens, or where guesses made most of the tokens.
-
-    A mean over all tokens lies among the means of single requests. Where it does not, those are believed: it
-    is by them that a promise is judged."""
+    all beyond the other; 1 where there were too few tokens, or where guesses made most of the tokens."""
     totals = happened.totals(now - WORKLOAD_SECONDS)
     num_told, num_seen = totals.get("told_count", 0.0), totals.get("gaps", 0.0)
     if num_seen < LEAST_GAPS or num_told < 0.5 * totals.get("generated_tokens", 0.0):
         return 1.0
     told = totals.get("told_milliseconds", 0.0) / max(1.0, num_told)
     seen = totals.get("gap_milliseconds", 0.0) / num_seen
-    counts = happened.counts("tpot", now - WORKLOAD_SECONDS)
-    if sum(counts.values()) >= LEAST_JUDGED:
-        least, most = (histogram.percentile(counts, percent) or 0.0 for percent in ALL_BUT_ODD)
-        if not least <= seen <= most:
-            seen = histogram.mean(counts)
     if told <= 0.0 or seen <= 0.0:
         return 1.0
     ratio = log(min(MOST_FACTOR, max(LEAST_FACTOR, seen / told)))
