@@ -81,7 +81,7 @@ bench-client: install ## what `headway bench` itself costs (4 minutes, wants an 
 bench-operator: install ## one operator and up to 1,000 services with 3,000 pods on a real API server (10 minutes, wants an idle machine)
 	$(BIN)/python -m benchmarks.operator.run $(BENCH_OPERATOR)
 
-bench-slo: install ## the controller against other autoscalers and an oracle, simulated (some 100 minutes of two cores; AZURE=, MOONCAKE=, SERVEGEN= are trace files)
+bench-slo: install ## the controller against other autoscalers and an oracle, simulated (70 to 90 minutes of two cores; AZURE=, MOONCAKE=, SERVEGEN= are trace files)
 	$(BIN)/python -m benchmarks.slo.run $(if $(AZURE),--azure $(AZURE)) $(if $(MOONCAKE),--mooncake $(MOONCAKE)) $(if $(SERVEGEN),--servegen $(SERVEGEN)) $(BENCH_SLO)
 
 bench-slo-validate: install ## a simulated replica against the real engine on this machine's CPU (20 minutes, idle)
