@@ -96,7 +96,9 @@ def test_a_row_is_climbed_to_the_most_users_within_the_slo(model: Path, tmp_path
     assert whole.ttft == whole.e2e
     assert whole.cached_share == 0
     assert streamed.itl is not None
-    assert 0 < streamed.ttft.p50 < streamed.e2e.p50
+    # Not of each request: on a busy machine all of a short answer may come as one event.
+    assert 0 < streamed.ttft.p50 <= streamed.e2e.p50
+    assert streamed.ttft != streamed.e2e
     assert streamed.cached_share > 0.4
     # Documents of 200 tokens are no task for it; it was found in bfloat16, too.
     assert min(whole.right_share, streamed.right_share) > 0.8
