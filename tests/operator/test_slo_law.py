@@ -40,7 +40,9 @@ def test_a_load_that_is_served_changes_nothing_and_says_its_numbers(fleet: Fleet
 def test_what_requests_see_of_steps_puts_right_what_is_told(
     fleet: Fleet, told: float, seen: float, share_of_steps: float, want: float
 ) -> None:
+    """Where too few requests were counted to say what each of them saw; for that see `test_slo_pace`."""
     num_tokens = 20_000.0
+    fleet.counted = 0
     fleet.totals |= {
         "generated_tokens": num_tokens,
         "told_count": share_of_steps * num_tokens,

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from headway_operator.samples import Sample
-from headway_operator.slo import Memory, Target, decide, resume
+from headway_operator.slo import Memory, Target, decide, resume, sizing
+from headway_operator.slo.pace import AS_TOLD
 from headway_operator.spec import Service, parse
 from headway_operator.state import Decision, Observed
 from headway_runtime.config import Limits
@@ -218,6 +219,12 @@ def build() -> SimpleNamespace:
 
 MODEL = Path(__file__).parents[1] / "fit" / "fixtures" / "llama-3.1-8b"
 ROW = {"at_seconds": 0.0, "prompt_tokens": 300, "output_tokens": 40}
+
+
+@pytest.fixture
+def only_steps_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing puts right what replicas tell of their steps, as where guesses make most of the tokens."""
+    monkeypatch.setattr(sizing, "pace", lambda happened, now, *, is_doubted: AS_TOLD)
 
 
 @pytest.fixture

@@ -123,6 +123,7 @@ def test_a_promise_that_an_idle_replica_breaks_is_called_so_and_adds_nobody(
     assert known[-1].advice
 
 
+@pytest.mark.usefixtures("only_steps_tell")
 def test_slow_tokens_between_long_prompts_lower_the_budget_and_by_a_fifth_at_most(build: Any) -> None:
     """With a batch whose size the spec fixes, and steps told half as long as they are: else no batch and no
     budget is as large as to break TPOT."""
@@ -146,6 +147,7 @@ def test_slow_tokens_between_long_prompts_lower_the_budget_and_by_a_fifth_at_mos
     assert seqs(course.decisions) == {32}
 
 
+@pytest.mark.usefixtures("only_steps_tell")
 def test_slow_tokens_of_many_sequences_lower_the_cap_and_then_add_replicas(build: Any) -> None:
     """The steps are told half as long as they are, so the model's best cap is too high."""
     course = build.course(
@@ -225,6 +227,7 @@ def test_one_slow_replica_among_idle_ones_is_named_and_nothing_is_moved(build: A
     assert min(one.kappa for one in course.memories) == 1.0
 
 
+@pytest.mark.usefixtures("only_steps_tell")
 def test_limits_are_looked_at_every_fifteen_seconds_and_trimmed_within_a_fifth(build: Any) -> None:
     course = build.course(
         build.steps((60, 0.6), (240, 1.2), prompt=100, output=120),

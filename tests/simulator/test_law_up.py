@@ -72,6 +72,7 @@ def test_what_is_pending_is_not_asked_for_twice_and_freezes_nothing(build: Any) 
     assert course.decisions[-1].evidence["pending"] == course.decisions[-1].replicas - 2
 
 
+@pytest.mark.usefixtures("only_steps_tell")
 def test_a_promise_that_the_model_thinks_kept_costs_trust_which_adds_replicas(build: Any) -> None:
     course = build.course(
         build.steps((120, 0.6), (240, 1.3), prompt=100, output=120),
@@ -91,6 +92,7 @@ def test_a_promise_that_the_model_thinks_kept_costs_trust_which_adds_replicas(bu
     assert course.moves()[-1][2] > 1
 
 
+@pytest.mark.usefixtures("only_steps_tell")
 def test_trust_in_a_wrong_model_does_not_swing(build: Any) -> None:
     """Forty minutes of steps that take twice as long as they tell: replicas that a cut has brought keep the
     promise, which is no reason to trust the model as before."""
@@ -102,6 +104,27 @@ def test_trust_in_a_wrong_model_does_not_swing(build: Any) -> None:
     trust = [one.kappa for one in course.memories]
     assert sum(after < before for before, after in pairwise(trust)) <= 7
     assert {one.replicas for one in course.between(900, 2280)} == {2}
+
+
+@pytest.mark.parametrize("error", [0.5, 2.0])
+def test_a_model_that_is_told_wrong_is_put_right_by_what_requests_saw(build: Any, error: float) -> None:
+    """Twenty minutes of steps and times between tokens that are told wrong; requests' own means are not."""
+    load = build.steps((120, 0.6), (1080, 1.3), prompt=100, output=120)
+    course, right = (
+        build.course(load, build.slow(slo={"tpotMilliseconds": 110}, step_time_error=one))
+        for one in (error, 1.0)
+    )
+    course.run()
+    right.run()
+    known = course.between(300, 1200)
+    bases = [one.evidence["step_base_milliseconds"] for one in known]
+    assert all(
+        0.9 * build.slow_model.base_milliseconds <= base <= 1.1 * build.slow_model.base_milliseconds
+        for base in bases
+    )
+    assert all(one.kappa_cut_at is None for one in course.memories)
+    seconds, wanted = (sum(one.replicas for one in it.between(300, 1200)) for it in (course, right))
+    assert seconds == pytest.approx(wanted, rel=0.1)
 
 
 def test_a_queue_at_a_replica_that_does_less_than_its_steps_tell_adds_another(build: Any) -> None:

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from math import inf
+from math import inf, sqrt
 
 from headway_operator.samples import LATENCY_EDGES
 
@@ -55,6 +55,13 @@ def total(many: Iterable[Counts]) -> dict[int, int]:
         for bucket, count in counts.items():
             result[bucket] += count
     return dict(result)
+
+
+def mean(counts: Counts) -> float:
+    """In milliseconds, each count in the middle of its bucket, by ratios; 0 without any."""
+    half = sqrt(EDGES[1] / EDGES[0])
+    summed = sum(EDGES[min(bucket, len(EDGES) - 1)] / half * count for bucket, count in counts.items())
+    return summed / max(1, sum(counts.values()))
 
 
 def percentile(counts: Counts, percent: float) -> float | None:

@@ -38,7 +38,7 @@ def _learnt(situation: Situation, found: Sizing) -> dict[str, float]:
         "step_prefill_token_milliseconds": round(model.prefill, 6),
         "step_sequence_milliseconds": round(model.sequence, 6),
         "step_kv_token_milliseconds": round(model.kv, 9),
-        "step_pace": round(found.pace, 3),
+        "step_pace": round(found.pace.times, 3),
         "step_residual": round(memory.fit.residual, 4),
         "prompt_cost_per_request": round(work.prompt, 1),
         "generated_tokens_per_request": round(work.answer, 1),

@@ -47,14 +47,15 @@ def usable(marks: tuple[Mark, ...], now: float, since: float) -> Mark | None:
 
 
 def counted_since(mark: Mark, name: str, now: Baseline, targets: Targets) -> dict[str, float] | None:
-    """What a replica has counted since the mark, by name; None where it judged by other targets."""
+    """What a replica has counted since the mark, by name; None where it judged by other targets, or where its
+    totals fell without a restart."""
     if now.targets != targets:
         return None
     totals, before = _counted(now.totals), mark.counted.get(name)
     if before is not None and before[0] == now.instance:
         if before[1] != targets:
             return None
-        grown = tuple(map(sub, totals, before[2]))
-        # Counters that fell began anew.
-        totals = totals if min(grown) < 0 else grown
+        totals = tuple(map(sub, totals, before[2]))
+        if min(totals) < 0:
+            return None
     return dict(zip(NAMES, totals, strict=True))

@@ -68,9 +68,10 @@ class Memory(NamedTuple):
     the trust in it, as of the pass at kappa_at, last cut at kappa_cut_at. cut: while it may be explained,
     not of the checkpoint. crowded_since: since when requests have been late at every replica; late_since:
     at any of those that are to be. excused_at: until when TTFT was missed for want of replicas. ceiling:
-    the most that one was seen to do in such a crowd. patience: how many times as long as at first is
-    looked back before a removal, last moved at patience_at; regretted_rise: the largest of the load, as a
-    share, that made removals regretted since it was 1. removed_at: of the last removal, while it may be
+    the most that one was seen to do in such a crowd. is_pace_doubted: of what was told of the time between
+    tokens (`pace`). patience: how many times as long as at first is looked back before a removal, last moved
+    at patience_at; regretted_rise: the largest of the load, as a share, that made removals regretted since it
+    was 1. removed_at: of the last removal, while it may be
     regretted or its regret taken back. removed_load: how many replicas the load was worth then, 0 where
     that is not known. removed_from: how many there were before it, or before the first of those that went
     one after another. removed_per_second: what one was trusted with then. regret: while it may be taken
@@ -114,6 +115,7 @@ class Memory(NamedTuple):
     late_since: float | None = None
     excused_at: float | None = None
     ceiling: Ceiling | None = None
+    is_pace_doubted: bool = False
     patience: float = 1.0
     patience_at: float | None = None
     regretted_rise: float = 0.0
@@ -215,7 +217,7 @@ _LATER_FIELDS = (
         "removed_at",
         "removed_from",
     ),
-    *("regretted_rise", "removed_load", "removed_per_second", "revision"),
+    *("regretted_rise", "removed_load", "removed_per_second", "revision", "is_pace_doubted"),
 )
 _WORKLOAD_FIELDS = ("prompt", "prompt_square", "answer", "context", "kv_share")
 

@@ -20,6 +20,7 @@ from headway_operator.slo.baselines import Baseline
 from headway_operator.slo.capacity import Replica
 from headway_operator.slo.forecast import Forecast, forecast, watched
 from headway_operator.slo.memory import Memory
+from headway_operator.slo.pace import AS_TOLD, Pace, pace
 from headway_operator.slo.predictions import Capacity, Factors, Latencies, Workload
 from headway_operator.slo.step_fit import learnt
 from headway_operator.slo.target import Target
@@ -55,10 +56,6 @@ MOST_PLACING_SECONDS = 600.0
 WARM_UP_SECONDS, FIRST_SECONDS = 60.0, 10.0
 # So many replicas tell in a pass all that the step model keeps; those of a large fleet take turns.
 MOST_TEACHERS, GOLDEN = 24, 0.6180339887498949
-# Tokens may come so many times as slowly as steps tell for reasons of their own, such as preemption; beyond
-# the other it is the steps that are told wrong.
-ODD_PACES = (1.2, 1.5)
-LEAST_GAPS = 200
 # A model is not asked about contexts so many times as long as those that it was fitted to.
 CONTEXT_STRETCH = 2.0
 # While somebody is late, and for so long after, limits are those that serve most, whatever is applied.
@@ -70,7 +67,7 @@ LEAST_UTILIZATION, NEARLY_IDLE = 0.05, 0.2
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """What is known of a replica and of the load to come. pace: of steps, over what they are told to be.
+    """What is known of a replica and of the load to come. pace: of steps.
     least_per_second: what a replica is taken to do, whatever is predicted of latencies. ceiling: the most
     that one was seen to do. drift: how much more work requests usually bring than these minutes, over what
     these bring, 0 at least; None while that is not known. is_of_now: whether what requests bring is that of
@@ -80,7 +77,7 @@ class Sizing:
     capacity: Capacity
     factors: Factors
     kappa: float
-    pace: float = 1.0
+    pace: Pace = AS_TOLD
     least_per_second: float = 0.0
     ceiling: float = inf
     drift: float | None = None
@@ -188,11 +185,11 @@ def sizing(target: Target, memory: Memory, happened: Recent, fleet: int, now: fl
     # of tokens, it cannot tell what a token costs from what a sequence does.
     seen = memory.fit.context or work.context
     work = replace(work, context=min(work.context, CONTEXT_STRETCH * seen))
-    slower = pace(happened, now)
+    steps = pace(happened, now, is_doubted=memory.is_pace_doubted)
     percent = aimed_percent(target, happened, now)
     is_calm = memory.late_at is None or now - memory.late_at >= CALM_SECONDS
     applied = memory.limits if is_calm else None
-    replica = Replica(memory.fit.model.slower(slower), work, percent, fleet, applied)
+    replica = Replica(memory.fit.model.slower(steps.times), work, percent, fleet, applied)
     factors = _with_guesses(target, replica, memory.factors, happened, now)
     capacity = replica.capacity(target, factors)
     least = _least_per_second(target, replica, capacity, factors)
@@ -207,7 +204,7 @@ def sizing(target: Target, memory: Memory, happened: Recent, fleet: int, now: fl
     ceiling = inf if known is None else known.of(work, capacity.limits.max_num_seqs)
     drift = usual.drift(memory.usual, replica)
     return Sizing(
-        replica, capacity, factors, memory.kappa, slower, least, ceiling, drift, is_of_now=latest is not None
+        replica, capacity, factors, memory.kappa, steps, least, ceiling, drift, is_of_now=latest is not None
     )
 
 
@@ -256,23 +253,6 @@ def idle_latencies(target: Target, replica: Replica, factors: Factors) -> Latenc
 def with_work(replica: Replica, **changes: float) -> Replica:
     """The same replica under another workload."""
     return replace(replica, workload=replace(replica.workload, **changes))
-
-
-def pace(happened: Recent, now: float) -> float:
-    """How many times as long as they are told to be steps take: the time between tokens that requests saw in
-    the last minutes, over that which steps tell. Little of it is believed next to the lower of ODD_PACES and
-    all beyond the other; 1 where there were too few tokens, or where guesses made most of the tokens."""
-    totals = happened.totals(now - WORKLOAD_SECONDS)
-    num_told, num_seen = totals.get("told_count", 0.0), totals.get("gaps", 0.0)
-    if num_seen < LEAST_GAPS or num_told < 0.5 * totals.get("generated_tokens", 0.0):
-        return 1.0
-    told = totals.get("told_milliseconds", 0.0) / max(1.0, num_told)
-    seen = totals.get("gap_milliseconds", 0.0) / num_seen
-    if told <= 0.0 or seen <= 0.0:
-        return 1.0
-    ratio = log(min(MOST_FACTOR, max(LEAST_FACTOR, seen / told)))
-    chance, certain = map(log, ODD_PACES)
-    return exp(ratio * min(1.0, max(0.0, (abs(ratio) - chance) / (certain - chance))))
 
 
 def workload(happened: Recent, now: float) -> Workload | None:
