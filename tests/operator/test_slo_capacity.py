@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headway_operator.samples import Limits, Targets
+from headway_operator.slo.best_limits import best_capacity, highest_rate
 from headway_operator.slo.capacity import Replica
 from headway_operator.slo.memory import Memory
 from headway_operator.slo.predictions import Capacity, Factors, Workload
@@ -58,7 +59,7 @@ def test_places_for_a_crowd_hang_on_no_percent_of_a_step(build: Any) -> None:
     places = []
     for hundredth in range(5, 21):
         model = StepModel(base=8.6, prefill=0.1, sequence=hundredth / 100.0, kv=0.0)
-        found = Replica(model, work, 99.0, 13).capacity(target, PLAIN)
+        found = best_capacity(Replica(model, work, 99.0, 13), target, PLAIN)
         places.append(found.full_num_seqs)
         budget = found.limits.max_num_batched_tokens
         longest = [
@@ -79,7 +80,7 @@ def test_places_fit_the_longest_step_only_where_one_sequence_does(build: Any, pr
     )
     model = StepModel(base=15.0, prefill=prefill, sequence=0.005, kv=0.0)
     work = Workload(prompt=300.0, prompt_square=1.8e5, answer=150.0, context=400.0, kv_share=0.0)
-    places = Replica(model, work, 95.0).capacity(target, PLAIN).full_num_seqs
+    places = best_capacity(Replica(model, work, 95.0), target, PLAIN).full_num_seqs
     assert model.base + prefill * 255 > 20.0
     assert places < 64
 
@@ -94,7 +95,7 @@ def test_the_mean_of_tpot_is_what_processor_sharing_says() -> None:
 
 
 def test_capacity_is_the_highest_rate_that_keeps_the_promise(target: Target) -> None:
-    found = REPLICA.capacity(target, PLAIN)
+    found = best_capacity(REPLICA, target, PLAIN)
     assert REPLICA.is_kept(REPLICA.latencies(found.per_second, found.limits, PLAIN), target)
     assert not REPLICA.is_kept(REPLICA.latencies(1.05 * found.per_second, found.limits, PLAIN), target)
 
@@ -107,36 +108,38 @@ def test_capacity_is_the_highest_rate_that_keeps_the_promise(target: Target) -> 
     ],
 )
 def test_a_tighter_target_costs_capacity(target: Target, changes: dict[str, Any]) -> None:
-    loose, tight = (REPLICA.capacity(one, PLAIN).per_second for one in (target, replace(target, **changes)))
+    loose, tight = (
+        best_capacity(REPLICA, one, PLAIN).per_second for one in (target, replace(target, **changes))
+    )
     assert tight < loose
 
 
 def test_memory_bounds_capacity(target: Target) -> None:
-    heavy = Replica(MODEL, replace(WORK, kv_share=0.1), 95.0).capacity(target, PLAIN)
-    assert heavy.per_second < REPLICA.capacity(target, PLAIN).per_second
+    heavy = best_capacity(Replica(MODEL, replace(WORK, kv_share=0.1), 95.0), target, PLAIN)
+    assert heavy.per_second < best_capacity(REPLICA, target, PLAIN).per_second
     assert Replica(MODEL, replace(WORK, kv_share=0.1), 95.0).latencies(
         heavy.per_second, heavy.limits, PLAIN
     ).kv_use == pytest.approx(0.85, rel=0.01)
 
 
 def test_latencies_measured_above_the_prediction_cost_capacity(target: Target) -> None:
-    found = REPLICA.capacity(target, Factors(ttft=1.0, tpot=1.3))
-    assert found.per_second < REPLICA.capacity(target, PLAIN).per_second
+    found = best_capacity(REPLICA, target, Factors(ttft=1.0, tpot=1.3))
+    assert found.per_second < best_capacity(REPLICA, target, PLAIN).per_second
 
 
 def test_the_best_limits_do_not_depend_on_those_applied_and_never_starve_prompts(target: Target) -> None:
     """A missed TPOT lowers the rate that a replica is trusted with, not the tokens that prompts may take."""
     bursty = Replica(MODEL, replace(WORK, prompt_square=2e7, answer=20.0), 99.0)
-    found = bursty.capacity(target, Factors(tpot=1.5))
+    found = best_capacity(bursty, target, Factors(tpot=1.5))
     assert found.limits.max_num_batched_tokens >= 256
 
 
 def test_sequences_are_limited_where_more_would_break_tpot(target: Target) -> None:
     tight = replace(target, targets=Targets(700.0, 13.0))
-    limits = REPLICA.capacity(tight, PLAIN).limits
+    limits = best_capacity(REPLICA, tight, PLAIN).limits
     assert limits.max_num_seqs < 25
     loose = replace(target, targets=Targets(700.0, 100.0))
-    assert REPLICA.capacity(loose, PLAIN).limits.max_num_seqs == 64
+    assert best_capacity(REPLICA, loose, PLAIN).limits.max_num_seqs == 64
 
 
 def test_with_all_places_taken_all_the_time_so_many_keep_tpot(target: Target) -> None:
@@ -145,7 +148,7 @@ def test_with_all_places_taken_all_the_time_so_many_keep_tpot(target: Target) ->
     print(f"seed {seed}")
     source = random.Random(seed)
     long = Replica(MODEL, replace(WORK, prompt_square=2e6, kv_share=0.0), 95.0, fleet=20)
-    places = long.capacity(target, PLAIN).full_num_seqs
+    places = best_capacity(long, target, PLAIN).full_num_seqs
     assert 10 < places < 64
     token = MODEL.sequence + MODEL.kv * WORK.context
     met = []
@@ -164,7 +167,7 @@ def test_with_all_places_taken_all_the_time_so_many_keep_tpot(target: Target) ->
 def test_a_batch_of_the_best_size_keeps_tpot_with_all_places_taken(target: Target) -> None:
     """A crowd fills every place for minutes. Then each of 200 steps of an answer holds n / 200 prompts."""
     long = Replica(MODEL, replace(WORK, prompt_square=1e6), 95.0, fleet=20)
-    capacity = long.capacity(target, PLAIN)
+    capacity = best_capacity(long, target, PLAIN)
     places = capacity.limits.max_num_seqs
     running = long.latencies(capacity.per_second, capacity.limits, PLAIN).running
     full = MODEL.base + places * (MODEL.sequence + MODEL.prefill * WORK.prompt / WORK.answer)
@@ -174,7 +177,7 @@ def test_a_batch_of_the_best_size_keeps_tpot_with_all_places_taken(target: Targe
 
 def test_a_replica_alone_has_places_for_the_percentile(target: Target) -> None:
     """Nobody evens out how many run on it."""
-    few, many = (replace(REPLICA, fleet=number).capacity(target, PLAIN) for number in (1, 20))
+    few, many = (best_capacity(replace(REPLICA, fleet=number), target, PLAIN) for number in (1, 20))
     running = REPLICA.latencies(few.per_second, target.highest, PLAIN).running
     assert few.limits.max_num_seqs > running + 1.6 * running**0.5
     assert few.limits.max_num_seqs > many.limits.max_num_seqs
@@ -200,7 +203,7 @@ def test_the_percentiles_request_finds_a_place(target: Target) -> None:
     few = Limits(30, 2048)
     bound = replace(free, highest=few, initial=few)
     running = {
-        fleet: one.latencies(one.capacity(bound, PLAIN).per_second, few, PLAIN).running
+        fleet: one.latencies(best_capacity(one, bound, PLAIN).per_second, few, PLAIN).running
         for fleet in (1, 16)
         for one in (replace(REPLICA, fleet=fleet),)
     }
@@ -209,15 +212,15 @@ def test_the_percentiles_request_finds_a_place(target: Target) -> None:
 
 
 def test_places_memory_and_device_bound_what_latencies_allow(target: Target) -> None:
-    assert REPLICA.capacity(target, PLAIN).bound > REPLICA.capacity(target, PLAIN).per_second
-    free = REPLICA.capacity(replace(target, targets=Targets()), PLAIN)
+    assert best_capacity(REPLICA, target, PLAIN).bound > best_capacity(REPLICA, target, PLAIN).per_second
+    free = best_capacity(REPLICA, replace(target, targets=Targets()), PLAIN)
     assert free.bound == free.per_second
 
 
 def test_without_a_target_the_other_one_decides(target: Target) -> None:
-    both = REPLICA.capacity(target, PLAIN).per_second
-    assert REPLICA.capacity(replace(target, targets=Targets(None, 26.0)), PLAIN).per_second >= both
-    assert REPLICA.capacity(replace(target, targets=Targets(700.0, None)), PLAIN).per_second >= both
+    both = best_capacity(REPLICA, target, PLAIN).per_second
+    assert best_capacity(REPLICA, replace(target, targets=Targets(None, 26.0)), PLAIN).per_second >= both
+    assert best_capacity(REPLICA, replace(target, targets=Targets(700.0, None)), PLAIN).per_second >= both
 
 
 def test_trust_makes_no_places() -> None:
@@ -278,20 +281,20 @@ def test_no_token_comes_later_than_the_longest_step() -> None:
 def test_a_budget_of_even_steps_serves_more_where_ttft_has_time(target: Target) -> None:
     """TPOT of 26 ms is kept by any number of prompts that come in pieces of 26 ms."""
     patient = replace(target, targets=Targets(60_000.0, 26.0))
-    found = LONG.capacity(patient, PLAIN)
+    found = best_capacity(LONG, patient, PLAIN)
     limits = found.limits
     assert limits.max_num_batched_tokens == pytest.approx((0.95 * 26.0 - 8.3) / 0.12, rel=0.03)
     whole = Limits(64, limits.max_num_batched_tokens)
     assert LONG.latencies(found.per_second, whole, PLAIN).tpot <= 0.96 * 26.0
-    halved = max(LONG._most(patient, Limits(64, 2048 >> k), PLAIN) for k in range(4))
+    halved = max(highest_rate(LONG, patient, Limits(64, 2048 >> k), PLAIN) for k in range(4))
     assert found.per_second > 1.5 * halved
 
 
 def test_even_steps_are_left_where_ttft_would_pay_for_them(target: Target) -> None:
     """Prompts of a thousand tokens, which pieces of two hundred would hold up."""
-    assert REPLICA.capacity(target, PLAIN).limits.max_num_batched_tokens >= 256
+    assert best_capacity(REPLICA, target, PLAIN).limits.max_num_batched_tokens >= 256
     hasty = replace(target, targets=Targets(250.0, 26.0))
-    assert REPLICA.capacity(hasty, PLAIN).limits.max_num_batched_tokens >= 1024
+    assert best_capacity(REPLICA, hasty, PLAIN).limits.max_num_batched_tokens >= 1024
 
 
 @pytest.mark.parametrize(
@@ -350,7 +353,9 @@ def test_more_places_than_are_needed_change_no_token_budget(target: Target) -> N
     work = Workload(prompt=7000.0, prompt_square=1.2e8, answer=300.0, context=8000.0, kv_share=0.0)
     replica = Replica(StepModel(base=8.3, prefill=0.02, sequence=0.05, kv=0.0), work, 95.0, 8)
     target = replace(target, targets=Targets(32_000.0, 13.0))
-    few, many = (replica.capacity(replace(target, highest=Limits(seqs, 2048)), PLAIN) for seqs in (64, 256))
+    few, many = (
+        best_capacity(replica, replace(target, highest=Limits(seqs, 2048)), PLAIN) for seqs in (64, 256)
+    )
     assert few.limits.max_num_batched_tokens < 256
     assert (many.limits, many.per_second) == (few.limits, few.per_second)
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from headway_operator.samples import Limits, Targets
+from headway_operator.slo.best_limits import best_capacity
 from headway_operator.slo.capacity import Replica
 from headway_operator.slo.leaning import LEANING, is_nearer
 from headway_operator.slo.predictions import Factors, Workload
@@ -50,7 +51,7 @@ def test_short_steps_stay_where_they_are_and_are_not_begun_for_little(
 ) -> None:
     target = build.target(targets=Targets(ttft, 26.0))
     replica = Replica(model, WORK, 95.0, 4)
-    found = [replace(replica, applied=one).capacity(target, PLAIN) for one in (WHOLE, EVEN, None)]
+    found = [best_capacity(replace(replica, applied=one), target, PLAIN) for one in (WHOLE, EVEN, None)]
     assert tuple(one.limits.max_num_batched_tokens < 512 for one in found) == is_even
     told = [one.per_second for one in found]
     assert min(told) >= 0.8 * LEANING * max(told)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from headway_operator.samples import Limits, Targets
+from headway_operator.slo.best_limits import best_capacity, highest_rate
 from headway_operator.slo.capacity import Replica
 from headway_operator.slo.place_queue import queue_for_places
 from headway_operator.slo.predictions import Factors, Workload
@@ -29,18 +30,18 @@ def test_few_places_serve_more_where_prompts_would_stop_each_other(target: Targe
     is alone: requests take turns, if TTFT has the time."""
     fleet = replace(LONG_PROMPTS, fleet=12)
     patient = replace(target, targets=Targets(2900.0, 33.0))
-    found = fleet.capacity(patient, PLAIN)
+    found = best_capacity(fleet, patient, PLAIN)
     assert found.limits == Limits(1, patient.highest.max_num_batched_tokens)
     assert found.full_num_seqs == 1
-    assert found.per_second > 1.2 * fleet._most(patient, patient.highest, PLAIN)
+    assert found.per_second > 1.2 * highest_rate(fleet, patient, patient.highest, PLAIN)
     turns = fleet.latencies(found.per_second, found.limits, PLAIN)
     assert turns.tpot == pytest.approx(19.9)
     assert turns.running < 1.0
     assert fleet.latencies(found.per_second, patient.highest, PLAIN).tpot > 33.0
     hasty = replace(target, targets=Targets(1700.0, 33.0))
-    assert fleet.capacity(hasty, PLAIN).per_second < 0.7 * found.per_second
+    assert best_capacity(fleet, hasty, PLAIN).per_second < 0.7 * found.per_second
     # One replica alone has a queue of its own for all.
-    assert LONG_PROMPTS.capacity(patient, PLAIN).per_second < 0.6 * found.per_second
+    assert best_capacity(LONG_PROMPTS, patient, PLAIN).per_second < 0.6 * found.per_second
 
 
 def test_who_waits_for_a_place_waits_longer_the_more_they_are_held() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from headway_operator.samples import Limits
 from headway_operator.slo import Target, target_of
+from headway_operator.slo.best_limits import best_capacity
 from headway_operator.slo.capacity import Replica
 from headway_operator.slo.predictions import Capacity, Factors, Workload
 from headway_operator.slo.step_fit import StepModel as Fitted
@@ -31,7 +32,7 @@ def setting(build: Any) -> Setting:
 def told(setting: Setting) -> Capacity:
     work = Workload(float(PROMPT), float(PROMPT) ** 2, float(ANSWER), PROMPT + ANSWER / 2, 0.01)
     replica = Replica(Fitted(19.0, 1.6, 0.9, 0.0), work, 95.0, FLEET)
-    return replica.capacity(target_of(setting.service.spec), Factors())
+    return best_capacity(replica, target_of(setting.service.spec), Factors())
 
 
 def attained(build: Any, setting: Setting, per_second: float, limits: Limits) -> float:

@@ -1,4 +1,4 @@
-"""How many requests one replica serves per second within both targets, at the best limits it may have.
+"""What one replica's requests see at a rate and limits, from the time of its steps.
 
 From the step model (`step_fit`), the work that requests bring, and queueing. All times are milliseconds,
 rates are per millisecond. With the fitted base a, prefill b, and s = sequence + kv * context of a decoded
@@ -37,40 +37,24 @@ Prior art sizes on means: llm-inferno's queue analysis, Dynamo's planner, WVA's 
 the percentile that was promised.
 """
 
-from bisect import bisect_right
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import exp, inf, log, sqrt
 
-from headway_operator.samples import Limits, Targets
-from headway_operator.slo.leaning import LEANING, is_nearer
+from headway_operator.samples import Limits
 from headway_operator.slo.lognormal import deviations_of, quantile, share_above
 from headway_operator.slo.place_queue import queue_for_places
-from headway_operator.slo.predictions import OVERLOADED, Capacity, Factors, Latencies, Workload
+from headway_operator.slo.predictions import OVERLOADED, Factors, Latencies, Workload
 from headway_operator.slo.step_fit import StepModel
 from headway_operator.slo.target import Target
 
 MOST_KV_USE = 0.85
 MOST_UTILIZATION = 0.97
-# Halvings of the token budget that are considered.
-NUM_BUDGETS = 4
-# A smaller budget must promise so much more: what a model says of small steps is worth less.
-LEAST_GAIN = 1.05
-# But one of which no step is longer than TPOT may be is preferred if it keeps this share of the rate where a
-# replica is alone, down to that of a large fleet, where prompts wait for less than is told, and if it has no
-# fewer tokens than this.
-EVEN_STEPS_SHARE, LEAST_EVEN_STEPS_SHARE, LEAST_EVEN_TOKENS = 0.95, 0.8, 16.0
-# They take no more than this share of the target: what a prompt's token costs is the engine's estimate.
-EVEN_STEPS_USE, BISECTIONS, ROUGH_BISECTIONS = 0.95, 10, 6
 # Where so many decode on each replica, half of the prompts come to a queue that the gateway does not see. Of
 # prompts for 0.4 to 0.7 of the time of ten replicas, simulated, P95 of TTFT is told 0.75 to 1.2 times.
 BLIND_RUNNING = 5.0
 # Requests wait for places where these, all taken, keep TPOT below this share of what it would be with a place
 # for each. Next to one it is the same, and better known with a place for each.
 FEW_PLACES = 0.8
-# Such a queue grows fast next to its limit: of what it is told to serve a replica is trusted with this share.
-QUEUE_USE = 0.9
-# The limit on sequences leaves at least so many standard deviations above the mean number.
-SEQUENCE_DEVIATIONS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,33 +72,38 @@ class Replica:
     applied: Limits | None = None
 
     @property
-    def _deviations(self) -> float:
+    def deviations(self) -> float:
         return deviations_of(self.percent)
+
+    @property
+    def token(self) -> float:
+        """Milliseconds of a step for each sequence that decodes."""
+        return self.model.sequence + self.model.kv * self.workload.context
 
     @property
     def most_per_second(self) -> float:
         """What the device could do if steps had no base."""
-        token = self.model.sequence + self.model.kv * self.workload.context
-        return 1000.0 / max(1e-9, self.workload.prompt * self.model.prefill + self.workload.answer * token)
+        work = self.workload.prompt * self.model.prefill + self.workload.answer * self.token
+        return 1000.0 / max(1e-9, work)
 
     def latencies(self, per_second: float, limits: Limits, factors: Factors) -> Latencies:
         """At a rate of requests; OVERLOADED where there is no balance."""
         model, work, rate = self.model, self.workload, per_second / 1000.0
-        token = model.sequence + model.kv * work.context
+        token = self.token
         used = rate * (work.prompt * model.prefill + work.answer * token)
         if used >= MOST_UTILIZATION:
             return OVERLOADED
         met = self._met(rate, token, limits)
         tpot, noise, running = self._decoding(rate, met, used, token)
-        guessed = factors.tpot * quantile(tpot, noise, self._deviations)
+        guessed = factors.tpot * quantile(tpot, noise, self.deviations)
         if self._is_shorter_with_few(limits.max_num_seqs, factors, FEW_PLACES * guessed):
             return self._with_queue_for_places(rate, token, limits, factors)
         # The percentile's request finds a place; a gateway evens out how many run on each.
-        if running + self._deviations * sqrt(running / self.fleet) > limits.max_num_seqs:
+        if running + self.deviations * sqrt(running / self.fleet) > limits.max_num_seqs:
             return OVERLOADED
         ttft = self._ttft(rate, met, running, token, limits)
-        crowd = self._crowd(running)
-        longest = self._longest_step(crowd, token, limits)
+        crowd = self.crowd(running)
+        longest = self.longest_step(crowd, limits)
         kv_use = work.kv_share * crowd
         return Latencies(factors.ttft * ttft, min(guessed, longest), running, kv_use, longest < guessed)
 
@@ -144,8 +133,8 @@ class Replica:
         waits, wait = queue
         ahead = 1.5 * step if places > 1 else 0.0
         spread += ahead**2 / 3.0 + waits * (2.0 - waits) * wait**2
-        ttft = factors.ttft * quantile(ahead + waits * wait + own, spread, self._deviations)
-        slowest = min(self.full_tpot(places, factors), self._longest_step(places, token, limits))
+        ttft = factors.ttft * quantile(ahead + waits * wait + own, spread, self.deviations)
+        slowest = min(self.full_tpot(places, factors), self.longest_step(places, limits))
         return Latencies(ttft, slowest, held * places, work.kv_share * places, is_bounded=places == 1)
 
     def _decoding(self, rate: float, met: float, used: float, token: float) -> tuple[float, float, float]:
@@ -159,24 +148,24 @@ class Replica:
     def missing_tpot(self, per_second: float, limits: Limits, factors: Factors, milliseconds: float) -> float:
         """The share of requests whose TPOT is more than that, at a rate with a place for each."""
         model, work, rate = self.model, self.workload, per_second / 1000.0
-        token = model.sequence + model.kv * work.context
+        token = self.token
         used = rate * (work.prompt * model.prefill + work.answer * token)
         if used >= MOST_UTILIZATION:
             return 1.0
         tpot, noise, running = self._decoding(rate, self._met(rate, token, limits), used, token)
-        if self._longest_step(self._crowd(running), token, limits) <= milliseconds:
+        if self.longest_step(self.crowd(running), limits) <= milliseconds:
             return 0.0
         return share_above(tpot, noise, milliseconds / factors.tpot)
 
-    def _longest_step(self, crowd: float, token: float, limits: Limits) -> float:
+    def longest_step(self, crowd: float, limits: Limits) -> float:
         """One that has its whole token budget, beside so many sequences."""
         crowd = min(float(limits.max_num_seqs), crowd)
         prompts = max(0.0, limits.max_num_batched_tokens - crowd)
-        return self.model.base + token * crowd + self.model.prefill * prompts
+        return self.model.base + self.token * crowd + self.model.prefill * prompts
 
-    def _crowd(self, running: float) -> float:
+    def crowd(self, running: float) -> float:
         """Sequences at the percentile, of so many on average."""
-        return running + self._deviations * sqrt(running)
+        return running + self.deviations * sqrt(running)
 
     def _met(self, rate: float, token: float, limits: Limits) -> float:
         """The share of the rate that comes to a replica which is busy; see the header."""
@@ -209,7 +198,7 @@ class Replica:
         spread = per_token**2 * max(0.0, work.prompt_square - work.prompt**2) + ahead**2 / 3.0
         if queued > 0.0:
             spread += queued * (2.0 * queued / waits - queued)
-        return quantile(ahead + queued + own, spread, self._deviations)
+        return quantile(ahead + queued + own, spread, self.deviations)
 
     def _chunks(self, room: float, running: float) -> float:
         """Of an exponential prompt, on average, in steps with room for so many tokens beside decodes."""
@@ -241,142 +230,26 @@ class Replica:
             and found.kv_use <= share * MOST_KV_USE
         )
 
-    def capacity(self, target: Target, factors: Factors) -> Capacity:
-        """At the best feasible limits, whatever is applied today; but for a kind that is nearly as good."""
-        best: tuple[float, Limits] | None = None
-        for halvings in range(NUM_BUDGETS):
-            limits = target.with_token_budget(target.highest.max_num_batched_tokens >> halvings)
-            if best is None:
-                best = (self._most(target, limits, factors), limits)
-                continue
-            # Not looked for where it cannot be found: latencies only grow with the rate.
-            wanted = best[0] * LEAST_GAIN
-            if limits == best[1] or not self.is_kept(self.latencies(wanted, limits, factors), target):
-                continue
-            found = self._most(target, limits, factors, wanted)
-            if found > wanted:
-                best = (found, limits)
-        assert best is not None
-        per_second, limits = self._with_even_steps(best, target, factors)
-        full = self._full_sequences(limits, target, factors)
-        few = target.bound_limits(Limits(full, limits.max_num_batched_tokens))
-        limits = self.with_places(few, per_second, target, factors)
-        unpromised = replace(target, targets=Targets())
-        bound = max(per_second, self._most(unpromised, target.highest, factors))
-        return self._with_few_places(Capacity(per_second, limits, bound, full), target, factors)
-
-    def _with_few_places(self, found: Capacity, target: Target, factors: Factors) -> Capacity:
-        """As many places as keep TPOT while all are taken, and a queue for them, where that serves more."""
-        highest, full = target.highest, found.full_num_seqs
-        if found.limits.max_num_batched_tokens != highest.max_num_batched_tokens:
-            full = self._full_sequences(highest, target, factors)
-        limits = target.bound_limits(Limits(full, highest.max_num_batched_tokens))
-        gain = 1.0 if is_nearer(self.applied, limits, found.limits) else LEAST_GAIN
-        wanted = gain * found.per_second
-        is_more = limits.max_num_seqs > found.limits.max_num_seqs
-        if is_more or not self.is_kept(self.latencies(wanted, limits, factors), target):
-            return found
-        per_second = max(found.per_second, QUEUE_USE * self._most(target, limits, factors, wanted))
-        return Capacity(per_second, limits, max(per_second, found.bound), limits.max_num_seqs)
-
-    def _with_even_steps(
-        self, best: tuple[float, Limits], target: Target, factors: Factors
-    ) -> tuple[float, Limits]:
-        """The largest token budget of which no step takes longer than TPOT may, where it costs next to
-        nothing: TPOT hangs on no guess of how prompts are spread then."""
-        wanted = target.targets.tpot_milliseconds
-        if wanted is None or self.model.prefill <= 0.0 or best[0] <= 0.0:
-            return best
-        rate, limits = best
-        # The rate says how many run, and these how many prompt tokens fit: roughly at first.
-        lost_alone, lost = 1.0 - EVEN_STEPS_SHARE, 1.0 - LEAST_EVEN_STEPS_SHARE
-        least = best[0] * (1.0 - lost + (lost - lost_alone) / self.fleet)
-        for bisections in (ROUGH_BISECTIONS, BISECTIONS):
-            tokens = self._even_tokens(rate, wanted, target.highest)
-            if not LEAST_EVEN_TOKENS <= tokens < inf:
-                return best
-            tokens = min(tokens, target.highest.max_num_batched_tokens)
-            limits = target.with_token_budget(int(tokens))
-            needed = LEANING * least if is_nearer(self.applied, limits, best[1]) else least
-            # Not looked for where it cannot be found, as above.
-            if not self.is_kept(self.latencies(needed, limits, factors), target):
-                return best
-            rate = self._most(target, limits, factors, needed, bisections)
-        return rate, limits
-
-    def _even_tokens(self, per_second: float, milliseconds: float, highest: Limits) -> float:
-        """Of a step that takes so long, beside the sequences that run at such a rate; may be no number."""
-        token = self.model.sequence + self.model.kv * self.workload.context
-        crowd = self._crowd(self.latencies(per_second, highest, Factors()).running)
-        return crowd + (EVEN_STEPS_USE * milliseconds - self.model.base - token * crowd) / self.model.prefill
-
     def idle(self, limits: Limits) -> Latencies:
         """What a request of the percentile's prompt sees on a replica that has nothing else to do."""
         model, work = self.model, self.workload
-        token = model.sequence + model.kv * work.context
         variance = max(0.0, work.prompt_square - work.prompt**2)
-        prompt = quantile(work.prompt, variance, self._deviations)
+        prompt = quantile(work.prompt, variance, self.deviations)
         chunks = max(1.0, self._counted(0.0) * prompt / limits.max_num_batched_tokens)
-        return Latencies(model.base * chunks + model.prefill * prompt, model.base + token, 0.0, work.kv_share)
+        return Latencies(
+            model.base * chunks + model.prefill * prompt, model.base + self.token, 0.0, work.kv_share
+        )
 
     def answer_seconds(self, target: Target) -> float:
         """What an answer takes whose tokens come as slowly as they may."""
         tpot = target.targets.tpot_milliseconds
         if tpot is None:
-            tpot = self.model.base + self.model.sequence + self.model.kv * self.workload.context
+            tpot = self.model.base + self.token
         return self.workload.answer * tpot / 1000.0
-
-    def _most(
-        self,
-        target: Target,
-        limits: Limits,
-        factors: Factors,
-        low: float = 0.0,
-        bisections: int = BISECTIONS,
-    ) -> float:
-        """The highest rate that keeps the promise, per second. low: one that is known to."""
-        high = max(low, self.most_per_second)
-        for _ in range(bisections):
-            middle = (low + high) / 2.0
-            if self.is_kept(self.latencies(middle, limits, factors), target):
-                low = middle
-            else:
-                high = middle
-        return low
-
-    def with_places(self, limits: Limits, per_second: float, target: Target, factors: Factors) -> Limits:
-        """The limits with places for such a rate at least; as they are where that is more than can be."""
-        unlimited = Limits(target.highest.max_num_seqs, limits.max_num_batched_tokens)
-        running = self.latencies(per_second, unlimited, factors).running
-        if running == inf:
-            return limits
-        deviations = max(SEQUENCE_DEVIATIONS, self._deviations / sqrt(self.fleet))
-        needed = int(running + deviations * sqrt(running) + 1.0)
-        return target.bound_limits(replace(unlimited, max_num_seqs=max(limits.max_num_seqs, needed)))
-
-    def _full_sequences(self, limits: Limits, target: Target, factors: Factors) -> int:
-        """As many as keep TPOT and memory with all places taken all the time."""
-        tpot = target.targets.tpot_milliseconds
-        highest = min(target.highest.max_num_seqs, limits.max_num_batched_tokens)
-        if self.workload.kv_share > 0.0:
-            highest = max(1, min(highest, int(MOST_KV_USE / self.workload.kv_share)))
-        if tpot is None:
-            return highest
-        token = self.model.sequence + self.model.kv * self.workload.context
-        taken = range(1, highest + 1)
-        # Whatever is guessed of prompts, no token comes later than the longest step: beside one sequence, or
-        # beside the most.
-        bounded = 0
-        if self._longest_step(1, token, limits) <= tpot:
-            bounded = bisect_right(taken, tpot, key=lambda number: self._longest_step(number, token, limits))
-        if bounded == highest:
-            return highest
-        guessed = bisect_right(taken, tpot, key=lambda number: self.full_tpot(number, factors))
-        return max(1, bounded, guessed)
 
     def full_tpot(self, taken: int, factors: Factors) -> float:
         """At the percentile, with so many places taken all the time."""
-        return factors.tpot * quantile(*self._full(taken), self._deviations)
+        return factors.tpot * quantile(*self._full(taken), self.deviations)
 
     def full_missing_tpot(self, taken: int, factors: Factors, milliseconds: float) -> float:
         """The share of requests whose TPOT is more than that, likewise."""
@@ -392,7 +265,6 @@ class Replica:
         """TPOT's mean and variance. Each sequence that ends makes room for a prompt: while one of n is
         written, as many prompts come on average as there are others."""
         model, work = self.model, self.workload
-        token = model.sequence + model.kv * work.context
         each = model.prefill / max(1.0, work.answer)
-        mean = model.base + taken * token + (taken - 1) * each * work.prompt
+        mean = model.base + taken * self.token + (taken - 1) * each * work.prompt
         return mean, (taken - 1) * each**2 * work.prompt_square

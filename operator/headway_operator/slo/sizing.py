@@ -17,6 +17,7 @@ from typing import Any
 from headway_operator.samples import Limits
 from headway_operator.slo import histogram, usual
 from headway_operator.slo.baselines import Baseline
+from headway_operator.slo.best_limits import best_capacity, with_places
 from headway_operator.slo.capacity import Replica
 from headway_operator.slo.forecast import Forecast, forecast, watched
 from headway_operator.slo.memory import Memory
@@ -191,13 +192,13 @@ def sizing(target: Target, memory: Memory, happened: Recent, fleet: int, now: fl
     applied = memory.limits if is_calm else None
     replica = Replica(memory.fit.model.slower(steps.times), work, percent, fleet, applied)
     factors = _with_guesses(target, replica, memory.factors, happened, now)
-    capacity = replica.capacity(target, factors)
+    capacity = best_capacity(replica, target, factors)
     least = _least_per_second(target, replica, capacity, factors)
     per_second = max(capacity.per_second, least)
     limits = capacity.limits
     if per_second > capacity.per_second:
         # It will be given more than it was taken to do, and needs the places.
-        limits = replica.with_places(limits, per_second, target, factors)
+        limits = with_places(replica, limits, per_second, target, factors)
     bound = max(per_second, capacity.bound)
     capacity = replace(capacity, per_second=per_second, limits=limits, bound=bound)
     known = memory.ceiling
@@ -233,7 +234,7 @@ def _least_per_second(target: Target, replica: Replica, found: Capacity, factors
     if found.per_second >= doubtful or targets.ttft_milliseconds is None:
         return least
     without = replace(target, targets=replace(targets, ttft_milliseconds=None))
-    return max(least, min(doubtful, replica.capacity(without, factors).per_second))
+    return max(least, min(doubtful, best_capacity(replica, without, factors).per_second))
 
 
 def idle_latencies(target: Target, replica: Replica, factors: Factors) -> Latencies:
