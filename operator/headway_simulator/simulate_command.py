@@ -18,6 +18,7 @@ from headway_simulator.cluster import Simulation
 from headway_simulator.context_limit import fitted, with_refused
 from headway_simulator.errors import OptionsError, SimulatorError
 from headway_simulator.flags import MOST_JOBS, build_parser
+from headway_simulator.least_run import oracle_of
 from headway_simulator.measures import measures
 from headway_simulator.options import controller_of, load_of, setting_of
 from headway_simulator.oracle import find_oracle, limits_beside
@@ -58,8 +59,8 @@ def _run(options: argparse.Namespace) -> int:
         with _stage(controller.name, taken, is_quiet=options.quiet) as told:
             run = with_refused(Simulation(trace, setting, controller, told).result(), fit.refused)
         found = measures(run, target, setting.engine.model.gpus, trace.step_at_seconds)
-        oracle, status = None, 0
-        if options.oracle:
+        oracle, status = oracle_of(run, found, trace, setting) if options.oracle else None, 0
+        if options.oracle and oracle is None:
             try:
                 with _stage("oracle", taken, is_quiet=options.quiet) as told:
                     oracle = find_oracle(trace, setting, told, num_processes=jobs, limits=limits)

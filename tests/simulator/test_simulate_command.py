@@ -39,11 +39,38 @@ def test_a_trace_alone_gives_the_report_with_the_oracle(
     assert not shown.err  # A progress bar is for terminals.
 
 
+def test_a_run_that_nobody_can_undercut_is_the_oracles_too(
+    trace: Path, simulated: Callable[..., dict[str, Any]]
+) -> None:
+    """One replica, which attains the objective; with two at first another could do it for less."""
+    alone, searched = (simulated("--trace", trace, "--initial-replicas", number) for number in (1, 2))
+    assert [one["oracle"]["num_simulated"] > 0 for one in (alone, searched)] == [False, True]
+    for name in ("replicas", "is_attained", "ended_by_budget"):
+        assert alone["oracle"][name] == searched["oracle"][name]
+    assert alone["oracle_gpu_hours"] == pytest.approx(searched["oracle_gpu_hours"])
+    assert alone["oracle"]["measures"]["joint_attainment"] == alone["joint_attainment"]
+    assert alone["oracle"]["least_replica_hours"] == pytest.approx(alone["replica_hours"])
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param(("--missing-samples", 0.2), id="samples"),
+        pytest.param(("--step-time-error", 2), id="steps told wrong"),
+        pytest.param(("--ttft-milliseconds", 8, "--max-replicas", 1), id="missed"),
+    ],
+)
+def test_the_oracle_is_spared_faults_and_looked_for_where_the_objective_is_missed(
+    flags: tuple[object, ...], trace: Path, simulated: Callable[..., dict[str, Any]]
+) -> None:
+    assert simulated("--trace", trace, *flags)["oracle"]["num_simulated"] > 0
+
+
 def test_a_terminal_sees_the_progress(
     trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert headway_main(["simulate", "--trace", str(trace)]) == 0
+    assert headway_main(["simulate", "--trace", str(trace), "--initial-replicas", "2"]) == 0
     bars = capsys.readouterr().err
     assert "headway: 100%" in bars
     assert "oracle: 100%" in bars
@@ -273,7 +300,8 @@ def test_who_ends_the_search_for_the_oracle_keeps_the_rest(
 
     monkeypatch.setattr("headway_simulator.simulate_command.find_oracle", ended)
     out = tmp_path / "out.json"
-    assert main(["--trace", str(trace), "--json", str(out), "--quiet"]) == 130
+    flags = ["--trace", str(trace), "--initial-replicas", "2", "--quiet"]
+    assert main([*flags, "--json", str(out)]) == 130
     report = json.loads(out.read_text())
     assert (report["num_arrivals"], report["oracle"], report["oracle_gpu_hours"]) == (240, None, None)
     assert "240 requests" in capsys.readouterr().out
