@@ -224,7 +224,7 @@ ROW = {"at_seconds": 0.0, "prompt_tokens": 300, "output_tokens": 40}
 @pytest.fixture
 def only_steps_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing puts right what replicas tell of their steps, as where guesses make most of the tokens."""
-    monkeypatch.setattr(sizing, "pace", lambda happened, now, *, is_doubted: AS_TOLD)
+    monkeypatch.setattr(sizing, "pace", lambda happened, now, before: AS_TOLD)
 
 
 @pytest.fixture

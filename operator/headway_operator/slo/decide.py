@@ -108,10 +108,7 @@ def _situation(
     if now_load.late:
         memory = memory._replace(late_at=now)
     if found is not None:
-        if found.factors != memory.factors:
-            memory = memory._replace(factors=found.factors)
-        if found.pace.is_doubted != memory.is_pace_doubted:
-            memory = memory._replace(is_pace_doubted=found.pace.is_doubted)
+        memory = memory._replace(factors=found.factors, pace=found.pace)
         if memory.workload is None:
             # What was recommended without a model says nothing of what a replica can do; yet what there is
             # goes no sooner than if it had been recommended now.

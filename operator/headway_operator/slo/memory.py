@@ -12,6 +12,7 @@ from headway_operator.slo.ceiling import Ceiling
 from headway_operator.slo.forecast import Course
 from headway_operator.slo.growth import NO_COLUMNS, Columns
 from headway_operator.slo.marks import Mark
+from headway_operator.slo.pace import AS_TOLD, Pace
 from headway_operator.slo.predictions import Factors, Workload
 from headway_operator.slo.slices import Slice
 from headway_operator.slo.step_fit import StepFit
@@ -68,8 +69,8 @@ class Memory(NamedTuple):
     the trust in it, as of the pass at kappa_at, last cut at kappa_cut_at. cut: while it may be explained,
     not of the checkpoint. crowded_since: since when requests have been late at every replica; late_since:
     at any of those that are to be. excused_at: until when TTFT was missed for want of replicas. ceiling:
-    the most that one was seen to do in such a crowd. is_pace_doubted: of what was told of the time between
-    tokens (`pace`). patience: how many times as long as at first is looked back before a removal, last moved
+    the most that one was seen to do in such a crowd. pace: of steps, over what they are told to be.
+    patience: how many times as long as at first is looked back before a removal, last moved
     at patience_at; regretted_rise: the largest of the load, as a share, that made removals regretted since it
     was 1. removed_at: of the last removal, while it may be
     regretted or its regret taken back. removed_load: how many replicas the load was worth then, 0 where
@@ -115,7 +116,7 @@ class Memory(NamedTuple):
     late_since: float | None = None
     excused_at: float | None = None
     ceiling: Ceiling | None = None
-    is_pace_doubted: bool = False
+    pace: Pace = AS_TOLD
     patience: float = 1.0
     patience_at: float | None = None
     regretted_rise: float = 0.0
@@ -150,6 +151,7 @@ class Memory(NamedTuple):
             "workload_tokens": 0.0 if work is None else work.tokens,
             "usual": None if usual is None else asdict(usual),
             "factors": list(astuple(self.factors)),
+            "pace": list(self.pace),
             "ceiling": None if self.ceiling is None else list(astuple(self.ceiling)),
             "course": self.course.to_dict(),
             "starts": [list(one) for one in self.starts],
@@ -190,6 +192,7 @@ class Memory(NamedTuple):
             factors=Factors(*data["factors"]),
             # Checkpoints of earlier versions have none of these.
             usual=None if data.get("usual") is None else _usual(data["usual"]),
+            pace=Pace(*data.get("pace", AS_TOLD)),
             ceiling=None if data.get("ceiling") is None else Ceiling(*data["ceiling"]),
             course=Course.from_dict(data["course"]),
             starts=tuple((at, seconds) for at, seconds in data["starts"]),
@@ -217,7 +220,7 @@ _LATER_FIELDS = (
         "removed_at",
         "removed_from",
     ),
-    *("regretted_rise", "removed_load", "removed_per_second", "revision", "is_pace_doubted"),
+    *("regretted_rise", "removed_load", "removed_per_second", "revision"),
 )
 _WORKLOAD_FIELDS = ("prompt", "prompt_square", "answer", "context", "kv_share")
 

@@ -16,9 +16,10 @@ from math import exp, log
 from typing import NamedTuple
 
 from headway_operator.slo import histogram
+from headway_operator.slo.slices import Numbers
 from headway_operator.slo.window import Recent
 
-PACE_SECONDS = 300.0
+PACE_SECONDS, DOUBT_SECONDS = 300.0, 120.0
 ODD_PACES = (1.2, 1.5)
 LEAST_PACE, MOST_PACE = 0.4, 3.0
 LEAST_GAPS, LEAST_REQUESTS = 200, 20
@@ -37,29 +38,40 @@ class Pace(NamedTuple):
 AS_TOLD = Pace(1.0, is_doubted=False)
 
 
-def pace(happened: Recent, now: float, *, is_doubted: bool) -> Pace:
-    """Of the last minutes; 1 where there were too few tokens, or where guesses made most of the tokens.
-    is_doubted: what was found in the last pass."""
-    since = now - PACE_SECONDS
-    totals = happened.totals(since)
-    num_told, num_seen = totals.get("told_count", 0.0), totals.get("gaps", 0.0)
-    if num_seen < LEAST_GAPS or num_told < 0.5 * totals.get("generated_tokens", 0.0):
-        return Pace(1.0, is_doubted)
-    told = totals.get("told_milliseconds", 0.0) / max(1.0, num_told)
-    seen = totals.get("gap_milliseconds", 0.0) / num_seen
+def pace(happened: Recent, now: float, before: Pace) -> Pace:
+    """Of the last minutes; as told where there were too few tokens, or where guesses made most of the tokens.
+    before: what was found in the last pass; what is doubted then is so until enough requests tell more."""
+    since = now - DOUBT_SECONDS
     counts = happened.counts("tpot", since)
-    if seen > 0.0 and sum(counts.values()) >= LEAST_REQUESTS:
-        mean = histogram.mean(counts)
-        is_doubted = _is_out(seen, counts) or (is_doubted and abs(log(mean / seen)) > log(LIKELY))
-        seen = mean if is_doubted else seen
-    if told <= 0.0 or seen <= 0.0:
-        return Pace(1.0, is_doubted)
+    lately = _seen(happened.totals(since))
+    is_doubted = False
+    if lately > 0.0 and sum(counts.values()) >= LEAST_REQUESTS:
+        is_doubted = _is_out(lately, counts) or (before.is_doubted and not _are_alike(lately, counts))
+    elif before.is_doubted:
+        return before
+    totals = happened.totals(since if is_doubted else now - PACE_SECONDS)
+    seen = histogram.mean(counts) if is_doubted else _seen(totals)
+    num_told = totals.get("told_count", 0.0)
+    told = totals.get("told_milliseconds", 0.0) / max(1.0, num_told)
+    is_guessed = num_told < 0.5 * totals.get("generated_tokens", 0.0)
+    if is_guessed or told <= 0.0 or seen <= 0.0:
+        return AS_TOLD
     ratio = log(min(MOST_PACE, max(LEAST_PACE, seen / told)))
     chance, certain = map(log, ODD_PACES)
     share = min(1.0, max(0.0, (abs(ratio) - chance) / (certain - chance)))
     return Pace(exp(ratio * share), is_doubted)
 
 
+def _seen(totals: Numbers) -> float:
+    """Milliseconds between tokens as told, on average; 0 of too few."""
+    num = totals.get("gaps", 0.0)
+    return totals.get("gap_milliseconds", 0.0) / num if num >= LEAST_GAPS else 0.0
+
+
 def _is_out(seen: float, counts: histogram.Counts) -> bool:
     least, most = (histogram.percentile(counts, percent) or 0.0 for percent in BELIEVED)
     return not least <= seen <= most
+
+
+def _are_alike(seen: float, counts: histogram.Counts) -> bool:
+    return abs(log(histogram.mean(counts) / seen)) <= log(LIKELY)

@@ -186,7 +186,7 @@ def sizing(target: Target, memory: Memory, happened: Recent, fleet: int, now: fl
     # of tokens, it cannot tell what a token costs from what a sequence does.
     seen = memory.fit.context or work.context
     work = replace(work, context=min(work.context, CONTEXT_STRETCH * seen))
-    steps = pace(happened, now, is_doubted=memory.is_pace_doubted)
+    steps = pace(happened, now, memory.pace)
     percent = aimed_percent(target, happened, now)
     is_calm = memory.late_at is None or now - memory.late_at >= CALM_SECONDS
     applied = memory.limits if is_calm else None

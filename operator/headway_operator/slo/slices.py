@@ -1,13 +1,14 @@
 """What was counted in a few seconds, packed: an operator keeps sixty of these for each of its services.
 
 Totals lie in an array beside the place of each name, which slices with the same names share; counts of a
-latency in an array of (bucket, count) pairs.
+latency in an array from its first bucket to its last, as minutes of them are added up in each pass.
 """
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from itertools import repeat
 from typing import Any
 
 from headway_operator.slo import histogram
@@ -17,8 +18,11 @@ Numbers = Mapping[str, float]
 
 NOTHING: Numbers = {}
 NO_COUNTS: histogram.Counts = {}
-_NO_PAIRS = array("i")
-_NO_LATENCIES = (_NO_PAIRS,) * len(LATENCIES)
+_NONE_COUNTED = array("q")
+_NO_ROW = (0, _NONE_COUNTED)
+_NO_LATENCIES = (_NO_ROW,) * len(LATENCIES)
+# The first bucket, and the counts from there on.
+Row = tuple[int, "array[int]"]
 
 
 class Slice:
@@ -42,8 +46,8 @@ class Slice:
         totals = totals or {}
         self.places = _places_of(tuple(totals))
         self.values = array("d", totals.values())
-        packed = tuple(_packed((counts or {}).get(name)) for name in LATENCIES)
-        self._counts = packed if any(packed) else _NO_LATENCIES
+        packed = tuple(_packed((counts or {}).get(name)) for name in LATENCIES) if counts else _NO_LATENCIES
+        self._counts: tuple[Row, ...] = packed
 
     @property
     def totals(self) -> dict[str, float]:
@@ -53,7 +57,9 @@ class Slice:
     def counts(self) -> dict[str, histogram.Counts]:
         """Of the latencies of which something was counted."""
         return {
-            name: dict(self.pairs_of(name)) for name, one in zip(LATENCIES, self._counts, strict=True) if one
+            name: _unpacked(row)
+            for name, row in zip(LATENCIES, self._counts, strict=True)
+            if row is not _NO_ROW
         }
 
     def total(self, name: str) -> float:
@@ -61,10 +67,9 @@ class Slice:
         place = self.places.get(name)
         return 0.0 if place is None else self.values[place]
 
-    def pairs_of(self, name: str) -> Iterator[tuple[int, int]]:
-        """Bucket and count, of a latency."""
-        numbers = iter(self._counts[LATENCIES.index(name)])
-        return zip(numbers, numbers, strict=True)
+    def row_of(self, name: str) -> Row:
+        """The counts of a latency."""
+        return self._counts[LATENCIES.index(name)]
 
     def with_totals(self, totals: Numbers) -> "Slice":
         """The same but for these."""
@@ -138,11 +143,21 @@ def summed_totals(slices: Iterable[Slice], before: Numbers = NOTHING) -> dict[st
 
 def counts_in(slices: Iterable[Slice], name: str, before: histogram.Counts = NO_COUNTS) -> dict[int, int]:
     """Of a latency by bucket, on top of what was summed before."""
-    result = defaultdict(int, before)
-    for one in slices:
-        for bucket, count in one.pairs_of(name):
-            result[bucket] += count
-    return dict(result)
+    rows = [row for one in slices if (row := one.row_of(name)) is not _NO_ROW]
+    if not rows:
+        return dict(before)
+    first, end = min([row[0] for row in rows]), max([row[0] + len(row[1]) for row in rows])
+    padded = [
+        counts
+        if len(counts) == end - first
+        else (*repeat(0, at - first), *counts, *repeat(0, end - at - len(counts)))
+        for at, counts in rows
+    ]
+    result = dict(before)
+    for bucket, count in enumerate(map(sum, zip(*padded, strict=True)), first):
+        if count:
+            result[bucket] = result.get(bucket, 0) + count
+    return result
 
 
 @lru_cache(maxsize=4096)
@@ -151,5 +166,13 @@ def _places_of(names: tuple[str, ...]) -> Mapping[str, int]:
     return {name: place for place, name in enumerate(names)}
 
 
-def _packed(counts: histogram.Counts | None) -> "array[int]":
-    return array("i", [number for pair in counts.items() for number in pair]) if counts else _NO_PAIRS
+def _packed(counts: histogram.Counts | None) -> Row:
+    if not counts:
+        return _NO_ROW
+    first, last = min(counts), max(counts)
+    return first, array("q", [counts.get(bucket, 0) for bucket in range(first, last + 1)])
+
+
+def _unpacked(row: Row) -> dict[int, int]:
+    first, counts = row
+    return {bucket: count for bucket, count in enumerate(counts, first) if count}
