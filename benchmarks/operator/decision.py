@@ -47,10 +47,11 @@ def bell(middle: int, width: int, requests: int) -> Histogram:
 def sample(name: str, passes: int, now: float) -> ReplicaSample:
     """One replica after so many passes: 25 requests and 375 steps in each."""
     requests, steps = 25 * passes, 300 * passes
-    # Around 93 and 11 ms, which is what the steps below make of tokens.
-    latencies, gaps = bell(40, 20, requests), bell(21, 5, requests)
     d, k, p = 10.0, 12_000.0, 500.0
     t, u = 8.3 + 0.25 * d, 8.3 + 0.25 * d + 0.05 * p
+    # A fifth of the steps has prompts: so much is between two tokens, 16 ms, which TPOT is around.
+    gap = 0.8 * t + 0.2 * u
+    latencies, gaps = bell(40, 20, requests), bell(24, 5, requests)
     decode = (1, 0, d, k, 0, 0, 0, d * d * 1.2, d * k * 1.2, k * k * 1.3, t, 0, t * d, t * k, t * t)
     prompt = (1, p, d, k, p * p * 2, p * d, p * k, d * d, d * k, k * k, u, u * p, u * d, u * k, u * u)
     return ReplicaSample(
@@ -74,7 +75,7 @@ def sample(name: str, passes: int, now: float) -> ReplicaSample:
             tuple(steps / 4 * one for one in prompt),
             (requests, 1000 * requests, 2_000_000 * requests),
             (requests, 200 * requests, 60_000 * requests),
-            (199 * requests, 20.0 * 199 * requests),
+            (199 * requests, gap * 199 * requests),
         ),
     )
 

@@ -46,7 +46,7 @@ def best_capacity(replica: Replica, target: Target, factors: Factors) -> Capacit
             continue
         # Not looked for where it cannot be found: latencies only grow with the rate.
         wanted = best[0] * LEAST_GAIN
-        if limits == best[1] or not replica.is_kept(replica.latencies(wanted, limits, factors), target):
+        if limits == best[1] or not replica.keeps(wanted, limits, factors, target):
             continue
         found = highest_rate(replica, target, limits, factors, wanted)
         if found > wanted:
@@ -70,7 +70,7 @@ def _with_few_places(replica: Replica, found: Capacity, target: Target, factors:
     gain = 1.0 if is_nearer(replica.applied, limits, found.limits) else LEAST_GAIN
     wanted = gain * found.per_second
     is_more = limits.max_num_seqs > found.limits.max_num_seqs
-    if is_more or not replica.is_kept(replica.latencies(wanted, limits, factors), target):
+    if is_more or not replica.keeps(wanted, limits, factors, target):
         return found
     per_second = max(found.per_second, QUEUE_USE * highest_rate(replica, target, limits, factors, wanted))
     return Capacity(per_second, limits, max(per_second, found.bound), limits.max_num_seqs)
@@ -96,7 +96,7 @@ def _with_even_steps(
         limits = target.with_token_budget(int(tokens))
         needed = LEANING * least if is_nearer(replica.applied, limits, best[1]) else least
         # Not looked for where it cannot be found, as above.
-        if not replica.is_kept(replica.latencies(needed, limits, factors), target):
+        if not replica.keeps(needed, limits, factors, target):
             return best
         rate = highest_rate(replica, target, limits, factors, needed, bisections)
     return rate, limits
@@ -121,7 +121,7 @@ def highest_rate(
     high = max(low, replica.most_per_second)
     for _ in range(bisections):
         middle = (low + high) / 2.0
-        if replica.is_kept(replica.latencies(middle, limits, factors), target):
+        if replica.keeps(middle, limits, factors, target):
             low = middle
         else:
             high = middle

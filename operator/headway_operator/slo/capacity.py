@@ -37,8 +37,8 @@ Prior art sizes on means: llm-inferno's queue analysis, Dynamo's planner, WVA's 
 the percentile that was promised.
 """
 
-from dataclasses import dataclass
-from math import exp, inf, log, sqrt
+from dataclasses import dataclass, field
+from math import exp, inf, sqrt
 
 from headway_operator.samples import Limits
 from headway_operator.slo.lognormal import deviations_of, quantile, share_above
@@ -63,6 +63,10 @@ class Replica:
 
     fleet: of how many replicas a gateway chooses the least loaded; 1 where requests are spread blindly.
     applied: limits that it has, which decide where two kinds are nearly as good (`leaning`).
+
+    Worked out of these, as latencies are asked for some dozens of times in a decision: deviations of the
+    percentile; token: milliseconds of a step for each sequence that decodes; work: milliseconds of the device
+    for each request, but for the base of steps; prompt_spread: variance of prompts.
     """
 
     model: StepModel
@@ -70,61 +74,83 @@ class Replica:
     percent: float
     fleet: int = 1
     applied: Limits | None = None
+    deviations: float = field(init=False)
+    token: float = field(init=False)
+    work: float = field(init=False)
+    prompt_spread: float = field(init=False)
 
-    @property
-    def deviations(self) -> float:
-        return deviations_of(self.percent)
-
-    @property
-    def token(self) -> float:
-        """Milliseconds of a step for each sequence that decodes."""
-        return self.model.sequence + self.model.kv * self.workload.context
+    def __post_init__(self) -> None:
+        model, work = self.model, self.workload
+        token = model.sequence + model.kv * work.context
+        for name, value in (
+            ("deviations", deviations_of(self.percent)),
+            ("token", token),
+            ("work", work.prompt * model.prefill + work.answer * token),
+            ("prompt_spread", max(0.0, work.prompt_square - work.prompt**2)),
+        ):
+            object.__setattr__(self, name, value)
 
     @property
     def most_per_second(self) -> float:
         """What the device could do if steps had no base."""
-        work = self.workload.prompt * self.model.prefill + self.workload.answer * self.token
-        return 1000.0 / max(1e-9, work)
+        return 1000.0 / max(1e-9, self.work)
 
     def latencies(self, per_second: float, limits: Limits, factors: Factors) -> Latencies:
         """At a rate of requests; OVERLOADED where there is no balance."""
-        model, work, rate = self.model, self.workload, per_second / 1000.0
-        token = self.token
-        used = rate * (work.prompt * model.prefill + work.answer * token)
-        if used >= MOST_UTILIZATION:
-            return OVERLOADED
-        met = self._met(rate, token, limits)
-        tpot, noise, running = self._decoding(rate, met, used, token)
+        rate = per_second / 1000.0
+        found, met = self._but_ttft(rate, limits, factors)
+        if met is None:
+            return found
+        return found._replace(ttft=factors.ttft * self._ttft(rate, met, found.running, limits))
+
+    def keeps(
+        self, per_second: float, limits: Limits, factors: Factors, target: Target, share: float = 1.0
+    ) -> bool:
+        """Whether latencies at a rate stay within a share of both targets, and memory of its bound: TTFT is
+        asked for last, as it takes longest to tell."""
+        rate = per_second / 1000.0
+        found, met = self._but_ttft(rate, limits, factors)
+        wanted = target.targets.ttft_milliseconds
+        if not self.is_kept(found, target, share):
+            return False
+        if met is None or wanted is None:
+            return True
+        return factors.ttft * self._ttft(rate, met, found.running, limits) <= share * wanted
+
+    def _but_ttft(self, rate: float, limits: Limits, factors: Factors) -> tuple[Latencies, float | None]:
+        """Latencies without TTFT, and what of the rate a busy replica meets; None where it is with TTFT."""
+        if rate * self.work >= MOST_UTILIZATION:
+            return OVERLOADED, None
+        met = self._met(rate, limits)
+        tpot, noise, running = self._decoding(rate, met)
         guessed = factors.tpot * quantile(tpot, noise, self.deviations)
         if self._is_shorter_with_few(limits.max_num_seqs, factors, FEW_PLACES * guessed):
-            return self._with_queue_for_places(rate, token, limits, factors)
+            return self._with_queue_for_places(rate, limits, factors), None
         # The percentile's request finds a place; a gateway evens out how many run on each.
-        if running + self.deviations * sqrt(running / self.fleet) > limits.max_num_seqs:
-            return OVERLOADED
-        ttft = self._ttft(rate, met, running, token, limits)
-        crowd = self.crowd(running)
+        spread = self.deviations * sqrt(running)
+        if running + spread / sqrt(self.fleet) > limits.max_num_seqs:
+            return OVERLOADED, None
+        crowd = running + spread
         longest = self.longest_step(crowd, limits)
-        kv_use = work.kv_share * crowd
-        return Latencies(factors.ttft * ttft, min(guessed, longest), running, kv_use, longest < guessed)
+        kv_use = self.workload.kv_share * crowd
+        return Latencies(0.0, min(guessed, longest), running, kv_use, longest < guessed), met
 
     def _is_shorter_with_few(self, places: int, factors: Factors, milliseconds: float) -> bool:
         """Whether TPOT is, with all places taken; for most numbers its mean alone says that it is not."""
         mean, _ = self._full(places)
         return factors.tpot * mean <= milliseconds and self.full_tpot(places, factors) <= milliseconds
 
-    def _with_queue_for_places(
-        self, rate: float, token: float, limits: Limits, factors: Factors
-    ) -> Latencies:
+    def _with_queue_for_places(self, rate: float, limits: Limits, factors: Factors) -> Latencies:
         """Where requests wait for one of few places; see the header."""
         model, work, places = self.model, self.workload, limits.max_num_seqs
         room = limits.max_num_batched_tokens - places
         if room < 1:
             return OVERLOADED
         tpot, _ = self._full(places)
-        step = model.base + token * (places - 1)
+        step = model.base + self.token * (places - 1)
         own = step * self._chunks(room, places - 1.0) + model.prefill * work.prompt
         answer = work.answer * tpot
-        spread = model.prefill**2 * max(0.0, work.prompt_square - work.prompt**2)
+        spread = model.prefill**2 * self.prompt_spread
         left = ((own + answer) ** 2 + spread + answer**2) / (2.0 * (own + answer))
         held = rate * (own + answer) / places
         queue = queue_for_places(held, left, places, self.fleet)
@@ -137,22 +163,20 @@ class Replica:
         slowest = min(self.full_tpot(places, factors), self.longest_step(places, limits))
         return Latencies(ttft, slowest, held * places, work.kv_share * places, is_bounded=places == 1)
 
-    def _decoding(self, rate: float, met: float, used: float, token: float) -> tuple[float, float, float]:
+    def _decoding(self, rate: float, met: float) -> tuple[float, float, float]:
         """TPOT's mean and variance, and how many sequences decode on average."""
         model, work = self.model, self.workload
-        tpot = (model.base + token) / (1.0 - met * used)
+        tpot = (model.base + self.token) / (1.0 - met * rate * self.work)
         running = rate * work.answer * tpot
         noise = met * rate * work.prompt_square * model.prefill**2 * tpot / max(1.0, work.answer)
-        return tpot, noise + token**2 * running, running
+        return tpot, noise + self.token**2 * running, running
 
     def missing_tpot(self, per_second: float, limits: Limits, factors: Factors, milliseconds: float) -> float:
         """The share of requests whose TPOT is more than that, at a rate with a place for each."""
-        model, work, rate = self.model, self.workload, per_second / 1000.0
-        token = self.token
-        used = rate * (work.prompt * model.prefill + work.answer * token)
-        if used >= MOST_UTILIZATION:
+        rate = per_second / 1000.0
+        if rate * self.work >= MOST_UTILIZATION:
             return 1.0
-        tpot, noise, running = self._decoding(rate, self._met(rate, token, limits), used, token)
+        tpot, noise, running = self._decoding(rate, self._met(rate, limits))
         if self.longest_step(self.crowd(running), limits) <= milliseconds:
             return 0.0
         return share_above(tpot, noise, milliseconds / factors.tpot)
@@ -167,21 +191,21 @@ class Replica:
         """Sequences at the percentile, of so many on average."""
         return running + self.deviations * sqrt(running)
 
-    def _met(self, rate: float, token: float, limits: Limits) -> float:
+    def _met(self, rate: float, limits: Limits) -> float:
         """The share of the rate that comes to a replica which is busy; see the header."""
         if self.fleet == 1:
             return 1.0
-        model, work = self.model, self.workload
+        work = self.workload
         chunks = max(1.0, work.prompt / limits.max_num_batched_tokens)
-        alone = model.base * chunks + model.prefill * work.prompt + work.answer * (model.base + token)
-        return exp((sqrt(2.0 * (self.fleet + 1.0)) - 2.0) * log(max(1e-9, min(1.0, rate * alone))))
+        alone = self.model.base * (chunks + work.answer) + self.work
+        return float(min(1.0, max(1e-9, rate * alone)) ** (sqrt(2.0 * (self.fleet + 1.0)) - 2.0))
 
-    def _ttft(self, rate: float, met: float, running: float, token: float, limits: Limits) -> float:
+    def _ttft(self, rate: float, met: float, running: float, limits: Limits) -> float:
         model, work = self.model, self.workload
         room = limits.max_num_batched_tokens - running
         if room < 1.0:
             return inf
-        step = model.base + token * running
+        step = model.base + self.token * running
         counted = self._counted(running)
         per_token = model.prefill + counted * step / room
         service, square = work.prompt * per_token, work.prompt_square * per_token**2
@@ -195,7 +219,7 @@ class Replica:
         # The step under way is one with prompts in `busy` of all cases.
         biggest = min(work.prompt_square / max(1.0, work.prompt), room / counted)
         ahead = 1.5 * (step + busy * model.prefill * biggest) if busy > 0.0 else 0.0
-        spread = per_token**2 * max(0.0, work.prompt_square - work.prompt**2) + ahead**2 / 3.0
+        spread = per_token**2 * self.prompt_spread + ahead**2 / 3.0
         if queued > 0.0:
             spread += queued * (2.0 * queued / waits - queued)
         return quantile(ahead + queued + own, spread, self.deviations)
@@ -233,8 +257,7 @@ class Replica:
     def idle(self, limits: Limits) -> Latencies:
         """What a request of the percentile's prompt sees on a replica that has nothing else to do."""
         model, work = self.model, self.workload
-        variance = max(0.0, work.prompt_square - work.prompt**2)
-        prompt = quantile(work.prompt, variance, self.deviations)
+        prompt = quantile(work.prompt, self.prompt_spread, self.deviations)
         chunks = max(1.0, self._counted(0.0) * prompt / limits.max_num_batched_tokens)
         return Latencies(
             model.base * chunks + model.prefill * prompt, model.base + self.token, 0.0, work.kv_share

@@ -138,8 +138,8 @@ def _after_dead_band(situation: Situation, found: Sizing, rate: float, number: i
             return False
         if taken <= fewer * found.kappa * found.least_per_second:
             return True
-        predicted = replica.latencies(taken / fewer / found.kappa, found.capacity.limits, found.factors)
-        return replica.is_kept(predicted, situation.target, share)
+        each = taken / fewer / found.kappa
+        return replica.keeps(each, found.capacity.limits, found.factors, situation.target, share)
 
     def takes(fewer: int) -> bool:
         replica = found.replica if found.replica.fleet == 1 else replace(found.replica, fleet=fewer)

@@ -105,20 +105,22 @@ def with_learning(
     memory: Memory, before: Mapping[str, Baseline], happened: Recent, observed: Observed, now: float
 ) -> Memory:
     """The memory with the step model, the start-up time and the course of the load brought up to date."""
-    ages = {
-        one.name: now - one.ready_at
-        for one in observed.replicas
-        if one.phase == "ready" and one.ready_at is not None
-    }
-    warm = [name for name, age in ages.items() if age >= WARM_UP_SECONDS]
     # A service whose replicas are all young is known by these until one has warmed up.
-    known = warm or [name for name, age in ages.items() if age >= FIRST_SECONDS]
+    known = _ready_since(observed, now - WARM_UP_SECONDS) or _ready_since(observed, now - FIRST_SECONDS)
     fit = learnt(memory.fit, step_increments(before, memory.baselines, by_turns(known, now)))
     return memory._replace(
         fit=fit,
         course=watched(memory.course, happened.arrivals, now, lead_seconds(memory)),
         starts=_starts(memory, observed, now),
     )
+
+
+def _ready_since(observed: Observed, at: float) -> list[str]:
+    return [
+        one.name
+        for one in observed.replicas
+        if one.phase == "ready" and one.ready_at is not None and one.ready_at <= at
+    ]
 
 
 def by_turns(names: Sequence[str], now: float) -> Sequence[str]:

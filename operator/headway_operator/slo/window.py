@@ -154,12 +154,15 @@ def advance(
                 pairs.append((before, one))
                 told_seconds[name] = seconds
     totals, counts, columns, fallen = grown(pairs, targets, known)
-    contradicted = frozenset(name for name, one in current.items() if any(one is it for it in fallen))
+    contradicted = frozenset(
+        name for name, one in (current.items() if fallen else ()) if any(one is it for it in fallen)
+    )
     start = now if is_gap else last_end
     counters: Iterable[str] = () if is_gap else (sample.gateways or sample.replicas)
     is_lost = any(is_unseen(name, baselines, now - longest_gap) for name in counters)
     is_lost |= not contradicted.isdisjoint(counters)
-    told_seconds = {name: seconds for name, seconds in told_seconds.items() if name not in contradicted}
+    for name in contradicted:
+        told_seconds.pop(name, None)
     told = _with_sampled(totals, sample, now - start, told_seconds if is_lost else None)
     new = Slice(start, now, told, counts)
     return _append(slices, new, changed_at), after | current, columns, contradicted
@@ -219,7 +222,7 @@ def _with_sampled(
         "blind": float(is_blind),
         "lost": float(told_seconds is not None),
         "ran": float(sum([replica.running for replica in replicas])),
-        "kv_held": sum([replica.kv_blocks_used / max(1, replica.kv_blocks_total) for replica in replicas]),
+        "kv_held": sum([replica.kv_blocks_used / (replica.kv_blocks_total or 1) for replica in replicas]),
         "replica_seconds": num_serving * seconds,
     }
     dropped = (*_REFUSALS, "gateway_received")
