@@ -57,11 +57,13 @@ def total(many: Iterable[Counts]) -> dict[int, int]:
     return dict(result)
 
 
-def mean(counts: Counts) -> float:
-    """In milliseconds, each count in the middle of its bucket, by ratios; 0 without any."""
+def mean_and_deviation(counts: Counts) -> tuple[float, float]:
+    """In milliseconds, each count in the middle of its bucket, by ratios; (0, 0) without any."""
     half = sqrt(EDGES[1] / EDGES[0])
-    summed = sum(EDGES[min(bucket, len(EDGES) - 1)] / half * count for bucket, count in counts.items())
-    return summed / max(1, sum(counts.values()))
+    middles = [(EDGES[min(bucket, len(EDGES) - 1)] / half, count) for bucket, count in counts.items()]
+    num = max(1, sum(counts.values()))
+    mean = sum(middle * count for middle, count in middles) / num
+    return mean, sqrt(sum((middle - mean) ** 2 * count for middle, count in middles) / num)
 
 
 def percentile(counts: Counts, percent: float) -> float | None:
