@@ -66,6 +66,13 @@ class Load:
         """Send nothing more, wait for the answers that are due, close the connections."""
         self._stopping = True
         await asyncio.gather(*self._users)
+        await self.abandon()
+
+    async def abandon(self) -> None:
+        """Wait for nobody: what is under way is given up, the connections are closed."""
+        for user in self._users:
+            user.cancel()
+        await asyncio.gather(*self._users, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
 

@@ -71,10 +71,13 @@ async def demonstrate(users: int) -> int:
             await _ask(url, started_at)
             load = Load(f"{url}/v1", MODEL, PROMPTS, max_tokens=160)
             load_at = time.monotonic()
-            await load.start(users)
-            moved = await _watch(load, load_at, target, status_file, up)
-            ended_at = time.monotonic() - ANSWERED_SECONDS
-            await load.stop()
+            try:
+                await load.start(users)
+                moved = await _watch(load, load_at, target, status_file, up)
+                ended_at = time.monotonic() - ANSWERED_SECONDS
+                await load.stop()
+            finally:
+                await load.abandon()
             family = psutil.Process(up.pid).children(recursive=True)
     return _verdict(load, load_at, ended_at, target, moved=moved, survivors=_survivors(family))
 

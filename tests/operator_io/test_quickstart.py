@@ -11,9 +11,13 @@ import psutil
 ROOT = Path(__file__).parents[2]
 
 
-def test_told_to_stop_it_leaves_no_process() -> None:
+def test_told_to_stop_it_leaves_no_process_and_nothing_open(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "e2e.quickstart"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as quickstart:
+    errors = tmp_path / "errors"
+    with (
+        errors.open("w") as told,
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=told, text=True) as quickstart,
+    ):
         assert quickstart.stdout is not None
         lines = iter(quickstart.stdout.readline, "")
         assert any(line.startswith("load:") for line in lines), "users ask from here on"
@@ -23,6 +27,7 @@ def test_told_to_stop_it_leaves_no_process() -> None:
             assert quickstart.wait(30) == 128 + signal.SIGTERM
             _, alive = psutil.wait_procs(family, timeout=10)
             assert (len(family) > 2, alive) == (True, [])
+            assert "Unclosed" not in errors.read_text()
         finally:
             for one in family:
                 with contextlib.suppress(psutil.NoSuchProcess):
