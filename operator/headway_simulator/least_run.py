@@ -2,8 +2,7 @@
 
 A service has `minReplicas` all the time, so a run that never had more, and attains the objective, costs what
 the cheapest schedule does. Two weeks of a quiet service need no search of twenty thousand intervals then. Not
-of a run with faults, which the oracle is spared, nor of a number that the service fixes and the oracle may
-undercut.
+of a run with faults, which the oracle is spared.
 """
 
 from math import ceil, isclose
@@ -17,17 +16,16 @@ from headway_simulator.trace import Trace
 
 
 def oracle_of(run: Run, found: Measures, trace: Trace, setting: Setting) -> Oracle | None:
-    """The run as the oracle's, or None where there may be a cheaper one. Its limits are those of the last
-    pass."""
-    spec, conditions = setting.service.spec, setting.conditions
-    target = target_of(spec)
+    """The run as the oracle's, or None where there may be a cheaper one; no request may have been refused for
+    its length. Its limits are those of the last pass."""
+    target, conditions = target_of(setting.service.spec), setting.conditions
     has_faults = conditions.missing_samples or conditions.deaths_per_pod_hour
     has_faults = has_faults or conditions.step_time_error != 1
     least_hours = target.min_replicas * trace.duration_seconds / 3600
-    if spec.replicas is not None or has_faults or not run.passes:
-        return None
     is_attained = found.joint_attainment * 100 >= target.percentile
-    if not is_attained or not isclose(found.replica_hours, least_hours, rel_tol=1e-9):
+    if has_faults or not run.passes or not is_attained:
+        return None
+    if not isclose(found.replica_hours, least_hours, rel_tol=1e-9):
         return None
     intervals = max(1, ceil(trace.duration_seconds / INTERVAL_SECONDS))
     return Oracle(

@@ -59,7 +59,9 @@ def _run(options: argparse.Namespace) -> int:
         with _stage(controller.name, taken, is_quiet=options.quiet) as told:
             run = with_refused(Simulation(trace, setting, controller, told).result(), fit.refused)
         found = measures(run, target, setting.engine.model.gpus, trace.step_at_seconds)
-        oracle, status = oracle_of(run, found, trace, setting) if options.oracle else None, 0
+        oracle, status = None, 0
+        if options.oracle and not fit.refused:
+            oracle = oracle_of(run, found, trace, setting)
         if options.oracle and oracle is None:
             try:
                 with _stage("oracle", taken, is_quiet=options.quiet) as told:

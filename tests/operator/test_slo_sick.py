@@ -119,6 +119,12 @@ def test_a_restart_counts_from_zero_and_other_targets_do_not_count(build: Any) -
     assert not case.found()
 
 
+def test_whose_totals_fell_without_a_restart_is_judged_by_none_of_them(build: Any) -> None:
+    case = Case(build, a=(5, 15), b=(60, 1))
+    case.before["a"] = {"ttft_met": 500, "ttft_missed": 20, "rejected": 7}
+    assert not case.found()
+
+
 def test_two_marks_a_minute_apart_are_kept(build: Any) -> None:
     baselines = {"a": of_replica(build.sample(NOW))}
     kept: tuple[marks.Mark, ...] = ()

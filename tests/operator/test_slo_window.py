@@ -345,3 +345,12 @@ def test_a_gateway_that_has_just_come_is_not_lost(build: Any) -> None:
         del gateways["new" if now < 1010 else "g"]
         state = step(build, state, now, {"a": build.sample(now)}, created_at=0.0, gateways=gateways)
     assert (counted(state).get("lost"), counted(state)["blind"]) == (None, 1.0)
+
+
+@pytest.mark.parametrize("bucket", ["-1", "106", "1000000000"])
+def test_a_checkpoint_with_buckets_that_there_are_not_is_damaged(bucket: str) -> None:
+    written = Slice(1.0, 6.0, {}, {"ttft": {3: 1}}).to_dict()
+    assert Slice.from_dict(written).counts == {"ttft": {3: 1}}
+    written["counts"]["ttft"][bucket] = 1
+    with pytest.raises(ValueError, match="buckets"):
+        Slice.from_dict(written)

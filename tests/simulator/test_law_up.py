@@ -1,6 +1,8 @@
 """How the shipped law goes up, as a course: at once and bounded, and what its trust in the model adds."""
 
 import math
+import random
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -8,6 +10,9 @@ from typing import Any
 import pytest
 
 from headway_simulator.cluster import BEGIN_SECONDS
+from headway_simulator.simulated_runner import Speculation
+from headway_simulator.step_model import DEFAULT_PROFILE, PROFILES
+from headway_simulator.trace import Arrival, Trace
 
 
 @pytest.mark.parametrize(
@@ -125,6 +130,59 @@ def test_a_model_that_is_told_wrong_is_put_right_by_what_requests_saw(build: Any
     assert all(one.kappa_cut_at is None for one in course.memories)
     seconds, wanted = (sum(one.replicas for one in it.between(300, 1200)) for it in (course, right))
     assert seconds == pytest.approx(wanted, rel=0.1)
+
+
+def rising(chance: random.Random) -> Iterator[Arrival]:
+    """A load that is twenty times as high from 900 s on, of answers that last a minute."""
+    for begin, end, rate in ((0.0, 900.0, 0.15), (900.0, 1200.0, 3.0)):
+        at = begin + chance.expovariate(rate)
+        while at < end:
+            yield Arrival(at, 500, max(2, int(1500 * chance.lognormvariate(0.0, 0.4))))
+            at += chance.expovariate(rate)
+
+
+def unlike(chance: random.Random) -> Iterator[Arrival]:
+    """Each half minute forty prompts of 3,000 tokens with answers of three, beside a few long answers."""
+    for number in range(24):
+        yield from (Arrival(30.0 * number + 0.3 * chance.random(), 3000, 3) for _ in range(40))
+        yield Arrival(30.0 * number + 10.0 + 10.0 * chance.random(), 300, 2500)
+
+
+def steady(chance: random.Random) -> Iterator[Arrival]:
+    """Eight requests a second."""
+    at = 0.0
+    while (at := at + chance.expovariate(8.0)) < 150.0:
+        yield Arrival(at, 400, 2 + int(200 * chance.lognormvariate(0.0, 0.5)))
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "engine", "slo"),
+    [
+        pytest.param(rising, {}, (2000, 40), id="tokens tell of a jump before requests have ended"),
+        pytest.param(unlike, {}, (8000, 300), id="short answers are slow and long ones fast"),
+        pytest.param(steady, {"speculation": Speculation(4, 0.7)}, (2000, 30), id="guesses make many tokens"),
+    ],
+)
+def test_a_model_that_is_told_right_is_not_doubted(
+    build: Any,
+    arrivals: Callable[[random.Random], Iterator[Arrival]],
+    engine: dict[str, Any],
+    slo: tuple[int, int],
+) -> None:
+    came = sorted(arrivals(random.Random(1)), key=lambda one: one.at_seconds)
+    setting = build.setting(
+        engine={"model": PROFILES[DEFAULT_PROFILE], "max_model_len": 32_768, **engine},
+        cold_start_seconds=180.0,
+    )
+    service = build.service(ttftMilliseconds=slo[0], tpotMilliseconds=slo[1])
+    course = build.course(
+        Trace("told right", tuple(came), came[-1].at_seconds + 1.0), replace(setting, service=service)
+    )
+    course.run()
+    known = [one.evidence["step_pace"] for one in course.decisions if "step_pace" in one.evidence]
+    assert len(known) > 20
+    assert set(known) == {1.0}
+    assert all(one.pace.doubted_at is None for one in course.memories)
 
 
 def test_a_queue_at_a_replica_that_does_less_than_its_steps_tell_adds_another(build: Any) -> None:

@@ -56,6 +56,7 @@ def test_a_run_that_nobody_can_undercut_is_the_oracles_too(
     "flags",
     [
         pytest.param(("--missing-samples", 0.2), id="samples"),
+        pytest.param(("--deaths-per-pod-hour", 0.001), id="deaths"),
         pytest.param(("--step-time-error", 2), id="steps told wrong"),
         pytest.param(("--ttft-milliseconds", 8, "--max-replicas", 1), id="missed"),
     ],

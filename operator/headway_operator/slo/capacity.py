@@ -65,8 +65,8 @@ class Replica:
     applied: limits that it has, which decide where two kinds are nearly as good (`leaning`).
 
     Worked out of these, as latencies are asked for some dozens of times in a decision: deviations of the
-    percentile; token: milliseconds of a step for each sequence that decodes; work: milliseconds of the device
-    for each request, but for the base of steps; prompt_spread: variance of prompts.
+    percentile; token: milliseconds of a step for each sequence that decodes; request: milliseconds of the
+    device for each request, but for the base of steps; prompt_spread: variance of prompts.
     """
 
     model: StepModel
@@ -76,7 +76,7 @@ class Replica:
     applied: Limits | None = None
     deviations: float = field(init=False)
     token: float = field(init=False)
-    work: float = field(init=False)
+    request: float = field(init=False)
     prompt_spread: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ class Replica:
         for name, value in (
             ("deviations", deviations_of(self.percent)),
             ("token", token),
-            ("work", work.prompt * model.prefill + work.answer * token),
+            ("request", work.prompt * model.prefill + work.answer * token),
             ("prompt_spread", max(0.0, work.prompt_square - work.prompt**2)),
         ):
             object.__setattr__(self, name, value)
@@ -93,7 +93,7 @@ class Replica:
     @property
     def most_per_second(self) -> float:
         """What the device could do if steps had no base."""
-        return 1000.0 / max(1e-9, self.work)
+        return 1000.0 / max(1e-9, self.request)
 
     def latencies(self, per_second: float, limits: Limits, factors: Factors) -> Latencies:
         """At a rate of requests; OVERLOADED where there is no balance."""
@@ -119,7 +119,7 @@ class Replica:
 
     def _but_ttft(self, rate: float, limits: Limits, factors: Factors) -> tuple[Latencies, float | None]:
         """Latencies without TTFT, and what of the rate a busy replica meets; None where it is with TTFT."""
-        if rate * self.work >= MOST_UTILIZATION:
+        if rate * self.request >= MOST_UTILIZATION:
             return OVERLOADED, None
         met = self._met(rate, limits)
         tpot, noise, running = self._decoding(rate, met)
@@ -166,7 +166,7 @@ class Replica:
     def _decoding(self, rate: float, met: float) -> tuple[float, float, float]:
         """TPOT's mean and variance, and how many sequences decode on average."""
         model, work = self.model, self.workload
-        tpot = (model.base + self.token) / (1.0 - met * rate * self.work)
+        tpot = (model.base + self.token) / (1.0 - met * rate * self.request)
         running = rate * work.answer * tpot
         noise = met * rate * work.prompt_square * model.prefill**2 * tpot / max(1.0, work.answer)
         return tpot, noise + self.token**2 * running, running
@@ -174,7 +174,7 @@ class Replica:
     def missing_tpot(self, per_second: float, limits: Limits, factors: Factors, milliseconds: float) -> float:
         """The share of requests whose TPOT is more than that, at a rate with a place for each."""
         rate = per_second / 1000.0
-        if rate * self.work >= MOST_UTILIZATION:
+        if rate * self.request >= MOST_UTILIZATION:
             return 1.0
         tpot, noise, running = self._decoding(rate, self._met(rate, limits))
         if self.longest_step(self.crowd(running), limits) <= milliseconds:
@@ -197,7 +197,7 @@ class Replica:
             return 1.0
         work = self.workload
         chunks = max(1.0, work.prompt / limits.max_num_batched_tokens)
-        alone = self.model.base * (chunks + work.answer) + self.work
+        alone = self.model.base * (chunks + work.answer) + self.request
         return float(min(1.0, max(1e-9, rate * alone)) ** (sqrt(2.0 * (self.fleet + 1.0)) - 2.0))
 
     def _ttft(self, rate: float, met: float, running: float, limits: Limits) -> float:

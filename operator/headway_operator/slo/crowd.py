@@ -21,6 +21,7 @@ from math import inf
 
 from headway_operator.slo.ceiling import Ceiling, is_alike
 from headway_operator.slo.memory import LEAST_KAPPA, Memory
+from headway_operator.slo.pace import AS_TOLD
 from headway_operator.slo.situation import LIMITS_SETTLE_SECONDS, Situation
 from headway_operator.slo.sizing import Sizing
 from headway_operator.state import Observed
@@ -79,8 +80,8 @@ def with_revision(memory: Memory, observed: Observed) -> Memory:
         return memory
     if not memory.revision:
         return memory._replace(revision=newest.hash)
-    # Another model may count the same prompts otherwise.
-    return memory._replace(revision=newest.hash, ceiling=None, usual=None)
+    # Another model may count the same prompts otherwise, and tell the time between tokens right.
+    return memory._replace(revision=newest.hash, ceiling=None, usual=None, pace=AS_TOLD)
 
 
 @dataclass(frozen=True, slots=True)

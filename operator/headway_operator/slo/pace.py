@@ -6,11 +6,14 @@ They are to agree. If tokens come more slowly, or faster, than steps were told t
 are told wrong: little of that is believed next to the lower of ODD_PACES, as tokens may be late for reasons
 of their own, such as preemption, and all beyond the other.
 
-The mean over tokens is that over requests weighed by their tokens, so that they differ by the covariance of
-TPOT and length over the mean length, which is at most what lengths vary by, as a share of their mean, times
-the standard deviation of TPOT (Cauchy and Schwarz). Where they differ by more, and by more than LIKELY, the
-time between tokens is told wrong as well, and the mean over requests is believed in its stead. With other
-requests it may lie within by chance; so what is doubted stays so until both are as near as LIKELY.
+Of the same requests the mean over tokens is that over requests weighed by their tokens: both differ by the
+covariance of TPOT and length over the mean length, which is at most what lengths vary by, as a share of their
+mean, times the standard deviation of TPOT (Cauchy and Schwarz). Where they differ by more, and by more than
+LIKELY, the time between tokens is told wrong as well, and the mean over requests is believed in its stead.
+
+They are of the same requests where an answer is over within ANSWER_SHARE of the time looked at, and about as
+many tokens were waited for as answers that ended had (SAME_TOKENS): else the load has just changed, or
+guesses make many of the tokens. What nobody can tell then stays doubted for as long as tokens are looked at.
 """
 
 from math import exp, log, sqrt
@@ -24,32 +27,40 @@ PACE_SECONDS, DOUBT_SECONDS = 300.0, 120.0
 ODD_PACES = (1.2, 1.5)
 LEAST_PACE, MOST_PACE = 0.4, 3.0
 LEAST_GAPS, LEAST_REQUESTS = 200, 20
-# Counts are of buckets, and the requests that ended are not all whose tokens were counted.
+ANSWER_SHARE = 1.0 / 6.0
+SAME_TOKENS = (0.8, 1.25)
+# Counts are of buckets.
 LIKELY = 1.2
+# By so much more must both be apart for a doubt to begin than for it to last.
+SLACK = 1.2
 
 
 class Pace(NamedTuple):
-    """times: as long as told. is_doubted: whether what is told of the time between tokens is not believed."""
+    """times: as long as told. doubted_at: when it was last seen that what is told of the time between tokens
+    is not to be believed; None while it is."""
 
     times: float
-    is_doubted: bool
+    doubted_at: float | None = None
 
 
-AS_TOLD = Pace(1.0, is_doubted=False)
+AS_TOLD = Pace(1.0)
 
 
 def pace(happened: Recent, now: float, before: Pace) -> Pace:
     """Of the last minutes; as told where there were too few tokens, or where guesses made most of the tokens.
-    before: what was found in the last pass; what is doubted then is so until enough requests tell more."""
+    before: what was found in the last pass."""
     since = now - DOUBT_SECONDS
     counts, lately = happened.counts("tpot", since), happened.totals(since)
-    is_doubted = False
-    if _seen(lately) > 0.0 and sum(counts.values()) >= LEAST_REQUESTS:
-        is_doubted = _are_apart(counts, lately, is_doubted=before.is_doubted)
-    elif before.is_doubted:
+    mean, deviation = histogram.mean_and_deviation(counts)
+    if sum(counts.values()) >= LEAST_REQUESTS and _are_of_the_same(lately, mean):
+        slack = SLACK if before.doubted_at is None else 1.0
+        doubted_at = now if _are_apart(lately, mean, slack * deviation) else None
+    elif before.doubted_at is not None and now - before.doubted_at <= PACE_SECONDS:
         return before
-    totals = lately if is_doubted else happened.totals(now - PACE_SECONDS)
-    seen = histogram.mean_and_deviation(counts)[0] if is_doubted else _seen(totals)
+    else:
+        doubted_at = None
+    totals = happened.totals(now - PACE_SECONDS) if doubted_at is None else lately
+    seen = _seen(totals) if doubted_at is None else mean
     num_told = totals.get("told_count", 0.0)
     told = totals.get("told_milliseconds", 0.0) / max(1.0, num_told)
     is_guessed = num_told < 0.5 * totals.get("generated_tokens", 0.0)
@@ -58,7 +69,7 @@ def pace(happened: Recent, now: float, before: Pace) -> Pace:
     ratio = log(min(MOST_PACE, max(LEAST_PACE, seen / told)))
     chance, certain = map(log, ODD_PACES)
     share = min(1.0, max(0.0, (abs(ratio) - chance) / (certain - chance)))
-    return Pace(exp(ratio * share), is_doubted)
+    return Pace(exp(ratio * share), doubted_at)
 
 
 def _seen(totals: Numbers) -> float:
@@ -67,14 +78,24 @@ def _seen(totals: Numbers) -> float:
     return totals.get("gap_milliseconds", 0.0) / num if num >= LEAST_GAPS else 0.0
 
 
-def _are_apart(counts: histogram.Counts, totals: Numbers, *, is_doubted: bool) -> bool:
-    """Whether the means over requests and over tokens are further from each other than they can be; or, where
-    that was doubted, than is likely."""
-    seen, (mean, deviation) = _seen(totals), histogram.mean_and_deviation(counts)
-    if abs(log(mean / seen)) <= log(LIKELY):
+def _are_of_the_same(totals: Numbers, mean: float) -> bool:
+    """Whether tokens and requests, whose TPOT is so much on average, can be compared."""
+    length = _length(totals)
+    if _seen(totals) <= 0.0 or length * mean > 1000.0 * ANSWER_SHARE * DOUBT_SECONDS:
         return False
-    answers = max(1.0, totals.get("answers", 0.0))
-    # The first token of an answer has no time before it.
-    length = totals.get("answer_sum", 0.0) / answers - 1.0
+    least, most = (share * length * totals.get("answers", 0.0) for share in SAME_TOKENS)
+    return 0.0 < least <= totals.get("gaps", 0.0) <= most
+
+
+def _are_apart(totals: Numbers, mean: float, deviation: float) -> bool:
+    """Whether the means over requests and over tokens are further from each other than they can be."""
+    seen, length, answers = _seen(totals), _length(totals), totals.get("answers", 0.0)
     variance = max(0.0, totals.get("answer_squares", 0.0) / answers - (length + 1.0) ** 2)
-    return is_doubted or (length > 0.0 and abs(mean - seen) * length > sqrt(variance) * deviation)
+    is_near = abs(log(mean / seen)) <= log(LIKELY)
+    return not is_near and abs(mean - seen) * length > sqrt(variance) * deviation
+
+
+def _length(totals: Numbers) -> float:
+    """Tokens of an answer but the first, before which there is no time, on average."""
+    answers = totals.get("answers", 0.0)
+    return totals.get("answer_sum", 0.0) / answers - 1.0 if answers else 0.0

@@ -105,6 +105,8 @@ class Slice:
             name: {int(bucket): count for bucket, count in one.items()}
             for name, one in data["counts"].items()
         }
+        if any(not 0 <= bucket < histogram.NUM_BUCKETS for one in counts.values() for bucket in one):
+            raise ValueError(f"counts of buckets beyond {histogram.NUM_BUCKETS - 1}")
         start, end = data["span"]
         return cls(start, end, data["totals"], counts)
 
