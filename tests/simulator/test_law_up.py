@@ -141,6 +141,16 @@ def rising(chance: random.Random) -> Iterator[Arrival]:
             at += chance.expovariate(rate)
 
 
+def jumping(chance: random.Random) -> Iterator[Arrival]:
+    """Seven requests a second for a minute and a half of every four, else one; all of one size."""
+    for number in range(4):
+        for begin, end, rate in ((0.0, 150.0, 1.0), (150.0, 240.0, 7.0)):
+            at = 240.0 * number + begin + chance.expovariate(rate)
+            while at < 240.0 * number + end:
+                yield Arrival(at, 2000, 300)
+                at += chance.expovariate(rate)
+
+
 def unlike(chance: random.Random) -> Iterator[Arrival]:
     """Each half minute forty prompts of 3,000 tokens with answers of three, beside a few long answers."""
     for number in range(24):
@@ -159,6 +169,7 @@ def steady(chance: random.Random) -> Iterator[Arrival]:
     ("arrivals", "engine", "slo"),
     [
         pytest.param(rising, {}, (2000, 40), id="tokens tell of a jump before requests have ended"),
+        pytest.param(jumping, {}, (2000, 40), id="jumps of requests that are all alike"),
         pytest.param(unlike, {}, (8000, 300), id="short answers are slow and long ones fast"),
         pytest.param(steady, {"speculation": Speculation(4, 0.7)}, (2000, 30), id="guesses make many tokens"),
     ],
@@ -182,9 +193,10 @@ def test_a_model_that_is_told_right_is_not_doubted(
     known = [one.evidence["step_pace"] for one in course.decisions if "step_pace" in one.evidence]
     assert len(known) > 20
     assert set(known) == {1.0}
-    assert all(one.pace.doubted_at is None for one in course.memories)
+    assert not any(one.pace.is_doubted for one in course.memories)
 
 
+@pytest.mark.usefixtures("only_steps_tell")
 def test_a_queue_at_a_replica_that_does_less_than_its_steps_tell_adds_another(build: Any) -> None:
     """What a server does beside its steps is in none of them; lateness explains all that is missed, and the
     rate, which rises slowly, stays below what one is thought to do."""

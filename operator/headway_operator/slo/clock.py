@@ -26,7 +26,10 @@ def with_clock(memory: Memory, now: float) -> Memory:
         return memory
     changed: dict[str, Any] = {name: _no_later(getattr(memory, name), now) for name in _TIMES}
     changed |= {"slices": (), "recommended": (), "marks": (), "watched_since": now}
-    changed["pace"] = memory.pace._replace(doubted_at=_no_later(memory.pace.doubted_at, now))
+    changed["pace"] = memory.pace._replace(
+        compared_at=_no_later(memory.pace.compared_at, now),
+        contrary_since=_no_later(memory.pace.contrary_since, now),
+    )
     if memory.regret is not None:
         at = _no_later(memory.regret.patience_at, now)
         changed["regret"] = replace(memory.regret, patience_at=at)
