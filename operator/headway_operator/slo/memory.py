@@ -70,11 +70,10 @@ class Memory(NamedTuple):
     not of the checkpoint. crowded_since: since when requests have been late at every replica; late_since:
     at any of those that are to be. excused_at: until when TTFT was missed for want of replicas. ceiling:
     the most that one was seen to do in such a crowd. pace: of steps, over what they are told to be.
-    patience: how many times as long as at first is looked back before a removal, last moved
-    at patience_at; regretted_rise: the largest of the load, as a share, that made removals regretted since it
-    was 1. removed_at: of the last removal, while it may be
-    regretted or its regret taken back. removed_load: how many replicas the load was worth then, 0 where
-    that is not known. removed_from: how many there were before it, or before the first of those that went
+    patience: how many times as long as at first is looked back before a removal, last moved at patience_at;
+    regretted_rise: the largest of the load, as a share, that made removals regretted since it was 1.
+    removed_at: of the last removal, while it may be regretted or its regret taken back. removed_load: how
+    many replicas the load was worth then, 0 where that is not known. removed_from: how many there were before it, or before the first of those that went
     one after another. removed_per_second: what one was trusted with then. regret: while it may be taken
     back. revision: the newest, by its hash.
     trims: of max_num_seqs and max_num_batched_tokens, over the model's.

@@ -92,7 +92,8 @@ def _with_verdict(before: Pace, now: float, *, is_apart: bool) -> Pace:
 
 
 def _believed(seen: float, totals: Numbers) -> float:
-    """What of the time between tokens that was seen, over what was told, is taken to be wrong."""
+    """So many milliseconds between tokens over those that steps were told to take, as far as that is believed;
+    1 where one of them is not known."""
     told = totals.get("told_milliseconds", 0.0) / max(1.0, totals.get("told_count", 0.0))
     if told <= 0.0 or seen <= 0.0:
         return 1.0
