@@ -65,17 +65,17 @@ class Memory(NamedTuple):
     late_at: when requests last waited for too long.
     idle_since: since when nobody has asked for anything. parked_replicas: how many there were when the
     service was suspended; None while it is not.
-    fit, workload, usual, factors (last at factors_at), course, starts: what was learnt (`sizing`). kappa:
-    the trust in it, as of the pass at kappa_at, last cut at kappa_cut_at. cut: while it may be explained,
-    not of the checkpoint. crowded_since: since when requests have been late at every replica; late_since:
-    at any of those that are to be. excused_at: until when TTFT was missed for want of replicas. ceiling:
-    the most that one was seen to do in such a crowd. pace: of steps, over what they are told to be.
-    patience: how many times as long as at first is looked back before a removal, last moved at patience_at;
-    regretted_rise: the largest of the load, as a share, that made removals regretted since it was 1.
-    removed_at: of the last removal, while it may be regretted or its regret taken back. removed_load: how
-    many replicas the load was worth then, 0 where that is not known. removed_from: how many there were before it, or before the first of those that went
-    one after another. removed_per_second: what one was trusted with then. regret: while it may be taken
-    back. revision: the newest, by its hash.
+    fit, workload, usual, factors (last at factors_at), course, starts: what was learnt (`sizing`). kappa: the
+    trust in it, as of the pass at kappa_at, last cut at kappa_cut_at. cut: while it may be explained, not of
+    the checkpoint. crowded_since: since when requests have been late at every replica; late_since: at any of
+    those that are to be. excused_at: until when TTFT was missed for want of replicas. ceiling: the most that
+    one was seen to do in such a crowd. pace: of steps, over what they are told to be. patience: how many
+    times as long as at first is looked back before a removal, last moved at patience_at; regretted_rise: the
+    largest of the load, as a share, that made removals regretted since it was 1. removed_at: of the last
+    removal, while it may be regretted or its regret taken back. removed_load: how many replicas the load was
+    worth then, 0 where that is not known. removed_from: how many there were before it, or before the first of
+    those that went one after another. removed_per_second: what one was trusted with then. regret: while it
+    may be taken back. revision: the newest, by its hash.
     trims: of max_num_seqs and max_num_batched_tokens, over the model's.
     last_decision: as `history` writes it. decisions: those before it, each as JSON. marks, columns (of
     baselines, added up): not of the checkpoint.

@@ -92,7 +92,7 @@ def _with_verdict(before: Pace, now: float, *, is_apart: bool) -> Pace:
 
 
 def _believed(seen: float, totals: Numbers) -> float:
-    """So many milliseconds between tokens over those that steps were told to take, as far as that is believed;
+    """So many milliseconds between tokens over those that steps were told to take, as far as it is believed;
     1 where one of them is not known."""
     told = totals.get("told_milliseconds", 0.0) / max(1.0, totals.get("told_count", 0.0))
     if told <= 0.0 or seen <= 0.0:
