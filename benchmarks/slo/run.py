@@ -75,14 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for name in TRACES:
-        parser.add_argument(
-            f"--{name}",
-            type=Path,
-            metavar="FILE",
-            default=_from_environment(name),
-            help=f"published trace (docs/simulate.md says where); default: $HEADWAY_TRACE_{name.upper()}",
-        )
+    add_traces(parser)
     parser.add_argument("--quick", action="store_true", help="two loads, one promise, some five minutes")
     parser.add_argument(
         "--long", action="store_true", help="nothing cut: whole halves, all candidates (a day)"
@@ -113,6 +106,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--out", type=Path, default=FOLDER)
     return parser
+
+
+def add_traces(parser: argparse.ArgumentParser) -> None:
+    """A flag for each published trace."""
+    for name in TRACES:
+        parser.add_argument(
+            f"--{name}",
+            type=Path,
+            metavar="FILE",
+            default=_from_environment(name),
+            help=f"published trace (docs/simulate.md says where); default: $HEADWAY_TRACE_{name.upper()}",
+        )
 
 
 def _jobs(text: str) -> int:

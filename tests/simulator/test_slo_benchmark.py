@@ -2,11 +2,12 @@
 
 import json
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.slo import another_draw, goals, loads, page, told, work
+from benchmarks.slo import another_draw, course, goals, loads, page, told, work
 from benchmarks.slo.loads import LOADS
 from benchmarks.slo.pictures import front
 from benchmarks.slo.plan import FAULTS, JUMPING, Plan, Task, quick, simulated_seconds, tasks
@@ -368,3 +369,20 @@ def test_the_front_has_whom_none_beats_in_both() -> None:
     beaten, dear_and_worse, same_cost = row(3.0, 0.9), row(6.0, 0.98), row(2.0, 0.5)
     rows = [row(5.0, 0.99), beaten, row(2.0, 0.95), dear_and_worse, same_cost]
     assert front(rows) == [(2.0, 95.0), (5.0, 99.0)]
+
+
+def test_a_course_tells_each_ten_seconds_and_what_the_row_of_the_page_does() -> None:
+    task = Task("headway", "step", promise=(3.0, 95))
+    targets, heads, *lines, attained = course.course(TINY, task, {})
+    (found,) = work.done(TINY, task, {})
+    measured = found["measures"]
+    assert (
+        attained == f"attained {measured['joint_attainment']:.2%} for {measured['gpu_hours']:.2f} GPU-hours"
+    )
+    assert targets.endswith("P95")
+    columns = heads.split()
+    times, came, missed = ([float(line.split()[k]) for line in lines] for k in (0, 1, columns.index("call")))
+    assert [round(after - before) for before, after in pairwise(times)] == [10] * (len(times) - 1)
+    assert times[0] == pytest.approx(-TINY.settling_seconds, abs=10)
+    assert max(came) > 1.5 * min(came) > 0
+    assert all(one >= 1 for one in missed)
