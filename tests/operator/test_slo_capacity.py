@@ -340,7 +340,7 @@ def test_a_replica_has_the_places_for_what_it_is_taken_to_do(build: Any, target:
     each |= {"answers": 1.0, "answer_sum": 200.0, "attended": 2e5}
     told = {name: 1000.0 * value for name, value in each.items()}
     memory = Memory(fit=StepFit(model=MODEL))
-    found = sizing(tight, memory, Recent([Slice(40.0, 100.0, told)]), 1, 100.0)
+    found = sizing(tight, memory, Recent([Slice(40.0, 100.0, told)]), 1, 100.0, is_routed=False)
     assert found is not None
     assert found.least_per_second == found.capacity.per_second > 0.0
     running = found.replica.latencies(found.per_second, LIMITS, PLAIN).running

@@ -136,8 +136,8 @@ def with_places(
     running = replica.latencies(per_second, unlimited, factors).running
     if running == inf:
         return limits
-    deviations = max(SEQUENCE_DEVIATIONS, replica.deviations / sqrt(replica.fleet))
-    needed = int(running + deviations * sqrt(running) + 1.0)
+    spread = max(SEQUENCE_DEVIATIONS * sqrt(running), replica.deviations * replica.uneven(running))
+    needed = int(running + spread + 1.0)
     return target.bound_limits(replace(unlimited, max_num_seqs=max(limits.max_num_seqs, needed)))
 
 

@@ -26,12 +26,21 @@ TTFT      the rest of the step under way and the one launched behind it, then a 
           two are averaged. Where all answers are streamed it is M/G/n everywhere, and what is told here too
           long: for the factor to put right.
 
+bursts    counts of arrivals vary by I, the index of dispersion (`forecast`), times what chance makes them.
+          That is what groups of a geometric size do that come at once: with one request, a = (I - 1) / 2 come
+          before it, and as many after it. A gateway gives each of n replicas one before any gets a second
+          one; so on its own there are r / (1 - r) before it, r = (a / (1 + a))^n. It waits for their prompts
+          (M^X/G/1: Burke, Delays in Single-Server Queues with Batch Input, 1975), as those after it stop its
+          tokens, and all of them are there for half of its answer. Of n replicas together so many more or
+          fewer run than on average as the root of 1 + a times what chance makes them: of groups, if answers
+          are exponential, half of the excess is left.
+
 places    where few of them, all taken, keep TPOT well below that, requests wait for one (`place_queue`), and
           hold it for their prompt and their answer, which is taken to be exponential.
 
 Latencies at a percentile are those of the lognormal distribution with the mean and variance above. What
-they leave out (routing, bursts, the scheduler's order) is put right by two factors, measured over predicted,
-which are learnt (`sizing.calibrated`).
+they leave out (routing, how far apart a group comes, the scheduler's order) is put right by two factors,
+measured over predicted, which are learnt (`sizing.calibrated`).
 
 Prior art sizes on means: llm-inferno's queue analysis, Dynamo's planner, WVA's queueing model. This sizes on
 the percentile that was promised.
@@ -62,11 +71,13 @@ class Replica:
     """One replica's speed and load in kind, and the percentile (in percent) that latencies are taken at.
 
     fleet: of how many replicas a gateway chooses the least loaded; 1 where requests are spread blindly.
-    applied: limits that it has, which decide where two kinds are nearly as good (`leaning`).
+    applied: limits that it has, which decide where two kinds are nearly as good (`leaning`). burst: by how
+    much the index of dispersion of all arrivals is more than 1, as shared by `fleet`.
 
-    Worked out of these, as latencies are asked for some dozens of times in a decision: deviations of the
-    percentile; token: milliseconds of a step for each sequence that decodes; request: milliseconds of the
-    device for each request, but for the base of steps; prompt_spread: variance of prompts.
+    Worked out of these, as latencies are asked for some dozens of times in a decision: before: of those that
+    come with a request, how many are before it at its replica; others: of all that do, a replica's share;
+    deviations of the percentile; token: milliseconds of a step for each sequence that decodes; request:
+    milliseconds of the device for each request, but for the base of steps; prompt_spread: prompts' variance.
     """
 
     model: StepModel
@@ -74,6 +85,9 @@ class Replica:
     percent: float
     fleet: int = 1
     applied: Limits | None = None
+    burst: float = 0.0
+    others: float = field(init=False)
+    before: float = field(init=False)
     deviations: float = field(init=False)
     token: float = field(init=False)
     request: float = field(init=False)
@@ -87,6 +101,8 @@ class Replica:
             ("token", token),
             ("request", work.prompt * model.prefill + work.answer * token),
             ("prompt_spread", max(0.0, work.prompt_square - work.prompt**2)),
+            ("others", self.burst / self.fleet),
+            ("before", _before(self.burst / 2.0, self.fleet)),
         ):
             object.__setattr__(self, name, value)
 
@@ -126,11 +142,10 @@ class Replica:
         guessed = factors.tpot * quantile(tpot, noise, self.deviations)
         if self._is_shorter_with_few(limits.max_num_seqs, factors, FEW_PLACES * guessed):
             return self._with_queue_for_places(rate, limits, factors), None
-        # The percentile's request finds a place; a gateway evens out how many run on each.
-        spread = self.deviations * sqrt(running)
-        if running + spread / sqrt(self.fleet) > limits.max_num_seqs:
+        # The percentile's request finds a place.
+        if running + self.deviations * self.uneven(running) > limits.max_num_seqs:
             return OVERLOADED, None
-        crowd = running + spread
+        crowd = self.crowd(running)
         longest = self.longest_step(crowd, limits)
         kv_use = self.workload.kv_share * crowd
         return Latencies(0.0, min(guessed, longest), running, kv_use, longest < guessed), met
@@ -159,7 +174,9 @@ class Replica:
         waits, wait = queue
         ahead = 1.5 * step if places > 1 else 0.0
         spread += ahead**2 / 3.0 + waits * (2.0 - waits) * wait**2
-        ttft = factors.ttft * quantile(ahead + waits * wait + own, spread, self.deviations)
+        before, each = self.before, (own + answer) / places / (1.0 - held)
+        spread += before * (1.0 + before) * each**2
+        ttft = factors.ttft * quantile(ahead + waits * wait + before * each + own, spread, self.deviations)
         slowest = min(self.full_tpot(places, factors), self.longest_step(places, limits))
         return Latencies(ttft, slowest, held * places, work.kv_share * places, is_bounded=places == 1)
 
@@ -167,9 +184,17 @@ class Replica:
         """TPOT's mean and variance, and how many sequences decode on average."""
         model, work = self.model, self.workload
         tpot = (model.base + self.token) / (1.0 - met * rate * self.request)
+        answer = max(1.0, work.answer)
         running = rate * work.answer * tpot
-        noise = met * rate * work.prompt_square * model.prefill**2 * tpot / max(1.0, work.answer)
-        return tpot, noise + self.token**2 * running, running
+        noise = met * rate * work.prompt_square * model.prefill**2 * tpot / answer
+        noise += self.token**2 * running
+        if self.before:
+            # As many come after it as before it, and both are there for half of its answer.
+            later, each = self.before, self.token + model.prefill * work.prompt / answer
+            spread = model.prefill**2 * self.prompt_spread / answer**2
+            tpot += later * each
+            noise += later * ((1.0 + later) * each**2 + spread)
+        return tpot, noise, rate * work.answer * tpot
 
     def missing_tpot(self, per_second: float, limits: Limits, factors: Factors, milliseconds: float) -> float:
         """The share of requests whose TPOT is more than that, at a rate with a place for each."""
@@ -189,7 +214,12 @@ class Replica:
 
     def crowd(self, running: float) -> float:
         """Sequences at the percentile, of so many on average."""
-        return running + self.deviations * sqrt(running)
+        return running + self.deviations * sqrt(running * (1.0 + self.others / 2.0))
+
+    def uneven(self, running: float) -> float:
+        """The standard deviation of how many sequences run on each replica, of so many on average, where the
+        gateway evens them out."""
+        return sqrt(running * (1.0 / self.fleet + self.others / 2.0))
 
     def _met(self, rate: float, limits: Limits) -> float:
         """The share of the rate that comes to a replica which is busy; see the header."""
@@ -214,6 +244,7 @@ class Replica:
             return inf
         waits, queued = self._queue(busy, running)
         queued *= square / max(1e-9, 2.0 * service)
+        before, each = self.before, service / (1.0 - busy)
         busy *= met
         own = step * self._chunks(room, running) + model.prefill * work.prompt
         # The step under way is one with prompts in `busy` of all cases.
@@ -222,7 +253,8 @@ class Replica:
         spread = per_token**2 * self.prompt_spread + ahead**2 / 3.0
         if queued > 0.0:
             spread += queued * (2.0 * queued / waits - queued)
-        return quantile(ahead + queued + own, spread, self.deviations)
+        spread += before * ((1.0 + before) * each**2 + per_token**2 * self.prompt_spread)
+        return quantile(ahead + queued + before * each + own, spread, self.deviations)
 
     def _chunks(self, room: float, running: float) -> float:
         """Of an exponential prompt, on average, in steps with room for so many tokens beside decodes."""
@@ -291,3 +323,10 @@ class Replica:
         each = model.prefill / max(1.0, work.answer)
         mean = model.base + taken * self.token + (taken - 1) * each * work.prompt
         return mean, (taken - 1) * each**2 * work.prompt_square
+
+
+def _before(ahead: float, fleet: int) -> float:
+    """Of so many requests that come at once before one, geometrically distributed, how many a gateway gives
+    to the same of so many replicas, on average: each gets one before any gets a second one."""
+    again = (ahead / (1.0 + ahead)) ** fleet if ahead > 0.0 else 0.0
+    return again / (1.0 - again)

@@ -95,8 +95,8 @@ def _situation(
     if since > now - target.window_seconds:
         ttft, tpot = evidence.attainments(target, happened, now_load, now, since)
     # A gateway knows who is busy; without one requests are spread blindly.
-    fleet = max(1, counted.desired) if sample.gateways else 1
-    found = sizing(target, memory, happened, fleet, now)
+    number, is_routed = max(1, counted.desired), bool(sample.gateways)
+    found = sizing(target, memory, happened, number, now, is_routed=is_routed)
     ahead = expected(target, memory, happened, now)
     broken = [
         name

@@ -23,8 +23,12 @@ LEVEL_SECONDS = 120.0
 MOST_TREND = 0.5
 # However long requests may wait, what began so long ago is looked at.
 LONGEST_BURST_SECONDS = 40.0
-IDC_WEIGHT = 0.05
+# A bin's weight, and how many bins the first guess, that arrivals are as by chance, counts as.
+IDC_WEIGHT, FIRST_BINS = 0.05, 5
+MOST_BINS = int(1.0 / IDC_WEIGHT)
 LEAST_IDC, MOST_IDC = 1.0, 100.0
+# A bin tells at most so many times of what was known: a step of the rate is no burst.
+MOST_SURPRISE = 6.0
 DAY_SECONDS = 86_400.0
 DAY_BIN_SECONDS = 600.0
 
@@ -34,19 +38,26 @@ NEVER_SEEN = Persistence()
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What is remembered of the load. idc_at: when a bin was last counted in. day: by ten minutes of the day,
-    the day (whole days since the epoch) that it was seen on, the mean rate, and of how many passes.
-    persistence: what came of earlier forecasts."""
+    """What is remembered of the load. idc_at: when a bin was last counted in. idc_bins: how many were, as far
+    as it matters. day: by ten minutes of the day, the day (whole days since the epoch) that it was seen on,
+    the mean rate, and of how many passes. persistence: what came of earlier forecasts."""
 
     idc: float = 1.0
     idc_at: float = 0.0
+    idc_bins: int = 0
     day: Mapping[int, tuple[int, float, int]] | None = None
     persistence: Persistence = NEVER_SEEN
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         day = {str(index): list(seen) for index, seen in (self.day or {}).items()}
-        return {"idc": self.idc, "idc_at": self.idc_at, "day": day, "persistence": self.persistence.to_dict()}
+        return {
+            "idc": self.idc,
+            "idc_at": self.idc_at,
+            "idc_bins": self.idc_bins,
+            "day": day,
+            "persistence": self.persistence.to_dict(),
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Course":
@@ -59,7 +70,9 @@ class Course:
         # Nor do they say what came of forecasts.
         seen_before = data.get("persistence")
         persistence = NEVER_SEEN if seen_before is None else Persistence.from_dict(seen_before)
-        return cls(data["idc"], data["idc_at"], day or None, persistence)
+        # Nor of how many bins the dispersion is.
+        bins = int(data.get("idc_bins", MOST_BINS))
+        return cls(data["idc"], data["idc_at"], bins, day or None, persistence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +163,9 @@ def _with_burst(course: Course, spans: Sequence[Span], now: float) -> Course:
         return replace(course, idc_at=now)
     # A second difference, of six times the variance of one: that of a straight line is 0.
     seen = ((first - 2.0 * second + third) * BIN_SECONDS) ** 2 / 6.0 / mean
-    idc = course.idc + IDC_WEIGHT * (min(MOST_IDC, seen) - course.idc)
-    return replace(course, idc=max(LEAST_IDC, idc), idc_at=now)
+    weight = max(IDC_WEIGHT, 1.0 / (FIRST_BINS + 1 + course.idc_bins))
+    idc = course.idc + weight * (min(MOST_IDC, MOST_SURPRISE * course.idc, seen) - course.idc)
+    return replace(course, idc=max(LEAST_IDC, idc), idc_at=now, idc_bins=min(MOST_BINS, course.idc_bins + 1))
 
 
 def _since(spans: Sequence[Span], since: float) -> Sequence[Span]:

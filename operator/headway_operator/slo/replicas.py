@@ -27,10 +27,9 @@ one more is asked for in its stead, once.
 """
 
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil, sqrt
 
-from headway_operator.slo.capacity import Replica
 from headway_operator.slo.crowd import queue
 from headway_operator.slo.situation import REPLICA_SETTLE_SECONDS, Situation
 from headway_operator.slo.sizing import Sizing
@@ -102,8 +101,11 @@ def _by_capacity(situation: Situation, found: Sizing) -> Recommendation:
             standing, why = situation.supply.ready + drained / found.per_second, ", and a queue that stands"
     elif situation.is_violated:
         rate = max(rate, expected.now)
-    roomy, needed = 0, ceil(max(standing, rate / found.per_second))
-    number, desired = needed, situation.supply.desired
+    roomy, desired = 0, situation.supply.desired
+    needed = ceil(rate / found.per_second)
+    if needed > desired + 1:
+        needed = _shared(situation, found, rate, needed)
+    needed = number = max(needed, ceil(standing))
     if number < desired:
         number = _after_dead_band(situation, found, rate, needed, DEAD_BAND * rate)
         if situation.memory.patience > 1.0:
@@ -129,25 +131,24 @@ def _is_hardly_more(situation: Situation, found: Sizing, rate: float) -> bool:
 
 def _after_dead_band(situation: Situation, found: Sizing, rate: float, number: int, band: float) -> int:
     """The fewest replicas, from `number` up to those that there are, that could take so much more than this
-    rate. With fewer to choose from, a gateway gives each of them more that come at once."""
-
-    most = rate + max(band, rate * (found.drift or 0.0))
-
-    def keeps(replica: Replica, fewer: int, share: float, taken: float) -> bool:
-        if taken > fewer * found.bound:
-            return False
-        if taken <= fewer * found.kappa * found.least_per_second:
-            return True
-        each = taken / fewer / found.kappa
-        return replica.keeps(each, found.capacity.limits, found.factors, situation.target, share)
+    rate."""
+    target, most = situation.target, rate + max(band, rate * (found.drift or 0.0))
 
     def takes(fewer: int) -> bool:
-        replica = found.replica if found.replica.fleet == 1 else replace(found.replica, fleet=fewer)
-        return keeps(replica, fewer, 1.0, most) and keeps(replica, fewer, MOST_USE, rate)
+        return found.takes(target, fewer, most) and found.takes(target, fewer, rate, MOST_USE)
 
     # More replicas are never slower.
     wanted = range(max(1, number), situation.supply.desired)
     return wanted.start + bisect_left(wanted, True, key=takes)
+
+
+def _shared(situation: Situation, found: Sizing, rate: float, number: int) -> int:
+    """The fewest replicas, from one more than there are up to `number`, that could take this rate: of more,
+    each is given fewer that come at once."""
+    wanted = range(situation.supply.desired + 1, number)
+    return wanted.start + bisect_left(
+        wanted, True, key=lambda more: found.takes(situation.target, more, rate)
+    )
 
 
 def bar(situation: Situation) -> str:

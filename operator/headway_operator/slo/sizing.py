@@ -100,6 +100,21 @@ class Sizing:
         """Requests that one replica is trusted with."""
         return min(self.told_per_second, self.ceiling)
 
+    def takes(self, target: Target, number: int, rate: float, share: float = 1.0) -> bool:
+        """Whether so many replicas could take a rate within a share of the targets. With fewer to choose from
+        a gateway gives each of them more that come at once."""
+        if rate > number * self.bound:
+            return False
+        replica = self.replica if self.replica.fleet == 1 else replace(self.replica, fleet=number)
+        each, limits = rate / number / self.kappa, self.capacity.limits
+        if each <= self.least_per_second and (
+            each <= LEAST_UTILIZATION * replica.most_per_second
+            or not replica.before
+            or _with_even_prompts(replica).keeps(each, limits, self.factors, target)
+        ):
+            return True
+        return replica.keeps(each, limits, self.factors, target, share)
+
 
 def with_learning(
     memory: Memory, before: Mapping[str, Baseline], happened: Recent, observed: Observed, now: float
@@ -178,8 +193,11 @@ def aimed_percent(target: Target, happened: Recent, now: float) -> float:
     return 100.0 - allowed * max(LEAST_SHARE_OF_MISSES, *shares)
 
 
-def sizing(target: Target, memory: Memory, happened: Recent, fleet: int, now: float) -> Sizing | None:
-    """What one replica is worth, of so many that share the load; None while no model or workload is known."""
+def sizing(
+    target: Target, memory: Memory, happened: Recent, number: int, now: float, *, is_routed: bool
+) -> Sizing | None:
+    """What one replica is worth, of so many that share the load; None while no model or workload is known.
+    is_routed: whether a gateway gives each request to the least loaded."""
     latest = workload(happened, now)
     work = latest or memory.workload
     if memory.fit.model is None or work is None:
@@ -192,7 +210,9 @@ def sizing(target: Target, memory: Memory, happened: Recent, fleet: int, now: fl
     percent = aimed_percent(target, happened, now)
     is_calm = memory.late_at is None or now - memory.late_at >= CALM_SECONDS
     applied = memory.limits if is_calm else None
-    replica = Replica(memory.fit.model.slower(steps.times), work, percent, fleet, applied)
+    burst = memory.course.idc - 1.0
+    fleet, burst = (number, burst) if is_routed else (1, burst / number)
+    replica = Replica(memory.fit.model.slower(steps.times), work, percent, fleet, applied, burst)
     factors = _with_guesses(target, replica, memory.factors, happened, now)
     capacity = best_capacity(replica, target, factors)
     least = _least_per_second(target, replica, capacity, factors)
@@ -236,7 +256,12 @@ def _least_per_second(target: Target, replica: Replica, found: Capacity, factors
     if found.per_second >= doubtful or targets.ttft_milliseconds is None:
         return least
     without = replace(target, targets=replace(targets, ttft_milliseconds=None))
-    return max(least, min(doubtful, best_capacity(replica, without, factors).per_second))
+    doubtful = min(doubtful, best_capacity(replica, without, factors).per_second)
+    if replica.before:
+        # The doubt is about the tail of prompts, not about how many come with one.
+        even = best_capacity(_with_even_prompts(replica), target, factors)
+        doubtful = min(doubtful, even.per_second)
+    return max(least, doubtful)
 
 
 def idle_latencies(target: Target, replica: Replica, factors: Factors) -> Latencies:
@@ -249,8 +274,13 @@ def idle_latencies(target: Target, replica: Replica, factors: Factors) -> Latenc
     lone = replace(replica, percent=float(target.percentile))
     limits = target.bound_limits(target.highest)
     found = lone.idle(limits)
-    even = with_work(lone, prompt_square=lone.workload.prompt**2).idle(limits)
+    even = _with_even_prompts(lone).idle(limits)
     return found._replace(ttft=max(even.ttft, min(1.0, factors.ttft) * found.ttft))
+
+
+def _with_even_prompts(replica: Replica) -> Replica:
+    """The same replica, if all prompts were alike."""
+    return with_work(replica, prompt_square=replica.workload.prompt**2)
 
 
 def with_work(replica: Replica, **changes: float) -> Replica:
