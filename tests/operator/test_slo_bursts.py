@@ -10,7 +10,9 @@ import pytest
 
 from headway_operator.samples import Limits, Targets
 from headway_operator.slo.capacity import Replica
-from headway_operator.slo.forecast import Course, watched
+from headway_operator.slo.evidence import Load
+from headway_operator.slo.feasibility import infeasible
+from headway_operator.slo.forecast import Course, Forecast, watched
 from headway_operator.slo.memory import Memory
 from headway_operator.slo.predictions import Factors, Workload
 from headway_operator.slo.rate_change import Span
@@ -19,6 +21,7 @@ from headway_operator.slo.slices import Slice
 from headway_operator.slo.step_fit import StepFit, StepModel
 from headway_operator.slo.target import Target
 from headway_operator.slo.window import Recent
+from headway_operator.state import NOT_PROMISED, Attainment
 
 MODEL = StepModel(base=8.3, prefill=0.05, sequence=0.25, kv=0.0)
 WORK = Workload(prompt=1000.0, prompt_square=2e6, answer=200.0, context=1200.0, kv_share=0.002)
@@ -170,3 +173,16 @@ def test_how_well_bursts_are_known_survives_a_checkpoint() -> None:
     assert Course.from_dict(course.to_dict()) == course
     earlier = {key: value for key, value in course.to_dict().items() if key != "idc_bins"}
     assert Course.from_dict(earlier).idc_bins >= 20, "of a version that did not count them"
+
+
+def test_a_promise_that_groups_alone_break_is_not_called_infeasible(build: Any) -> None:
+    """TTFT is missed at two nearly idle replicas, where each request has more than one of its group before
+    it; where they come one by one, that shows that no number would do."""
+    tight = build.target(targets=Targets(120.0, 60.0), initial=LIMITS)
+    missed = Attainment(120.0, 200.0, 900, 100, "violated")
+    load, ahead = Load(), Forecast(0.5, 0.5, 1.0)
+    words = [
+        infeasible(tight, known(tight, idc, 2), load, ahead, 2, missed, NOT_PROMISED) for idc in (1.0, 9.0)
+    ]
+    assert "more replicas would not help" in words[0]
+    assert words[1] == ""

@@ -45,7 +45,7 @@ def test_down_begins_after_the_time_looked_back(build: Any) -> None:
     """A fleet of which all is well, to the second."""
     course = falling(build)
     course.run()
-    assert course.moves() == [(180, 4, 3), (280, 3, 2), (290, 2, 1)]
+    assert course.moves() == [(180, 4, 3), (280, 3, 2), (300, 2, 1)]
     assert {one.ttft.verdict for one in course.between(180, 300)} == {"met"}
 
 

@@ -5,8 +5,9 @@ sequence's. Where even that misses a target, more replicas miss it as well; the 
 
 What an idle replica takes for a mean prompt follows from the step model alone, and where that misses, nobody
 has to wait for evidence. What it takes for the percentile's prompt hangs on how prompts are spread, of which
-only two moments are known; so that is believed only of replicas that are nearly idle and miss. Nothing is
-believed that what was measured, on whatever load, contradicts.
+only two moments are known; so that is believed only of replicas that are nearly idle and miss, and not where
+requests come in groups that wait for themselves. Nothing is believed that what was measured, on whatever
+load, contradicts.
 """
 
 from dataclasses import replace
@@ -18,6 +19,9 @@ from headway_operator.slo.predictions import Factors
 from headway_operator.slo.sizing import NEARLY_IDLE, Sizing, idle_latencies, with_work
 from headway_operator.slo.target import Target
 from headway_operator.state import Attainment
+
+# Where so many of its own group are before a request, on average, it shows nothing of an idle replica.
+MOST_BEFORE = 0.5
 
 
 def infeasible(
@@ -58,7 +62,8 @@ def _by_model(target: Target, found: Sizing, per_second: float, ttft: Attainment
     # none for a while, and another one would be asked for in vain.
     even = with_work(found.replica, prompt_square=found.replica.workload.prompt**2)
     is_sure = idle_latencies(target, even, Factors()).ttft > wanted.ttft_milliseconds
-    is_shown = ttft.verdict == "violated" and per_second <= NEARLY_IDLE * found.replica.most_per_second
+    is_idle = per_second <= NEARLY_IDLE * found.replica.most_per_second
+    is_shown = ttft.verdict == "violated" and is_idle and found.replica.before < MOST_BEFORE
     if (is_sure or is_shown) and not _is_contradicted(idle.ttft, ttft):
         return _words(target, found, "ttft", idle.ttft, "prefill alone")
     return ""

@@ -28,7 +28,7 @@ IDC_WEIGHT, FIRST_BINS = 0.05, 5
 MOST_BINS = int(1.0 / IDC_WEIGHT)
 LEAST_IDC, MOST_IDC = 1.0, 100.0
 # A bin tells at most so many times of what was known: a step of the rate is no burst.
-MOST_SURPRISE = 6.0
+MOST_SURPRISE = 12.0
 DAY_SECONDS = 86_400.0
 DAY_BIN_SECONDS = 600.0
 
