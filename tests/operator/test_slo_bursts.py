@@ -129,6 +129,15 @@ def test_how_many_take_a_rate_hangs_on_how_many_share_it(target: Target) -> None
     assert not found.takes(target, 6, 6.01 * found.bound)
 
 
+@pytest.mark.parametrize("is_routed", [True, False])
+def test_one_replica_knows_what_several_could_do(target: Target, *, is_routed: bool) -> None:
+    found, several = (known(target, 9.0, number, is_routed=is_routed) for number in (1, 4))
+    assert found.among(4) == several.replica
+    assert several.among(1) == found.replica
+    assert found.takes(target, 4, 3.5 * several.capacity.per_second)
+    assert not found.takes(target, 1, 1.1 * found.capacity.per_second)
+
+
 def test_a_doubt_about_long_prompts_is_none_about_bursts(build: Any) -> None:
     """TTFT is thought to be missed at any rate, because of a tail of prompts; what bursts alone break is
     believed, and of fewer replicas, too."""

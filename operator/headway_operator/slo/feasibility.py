@@ -16,7 +16,7 @@ from headway_operator.slo.advice import Latency, advice
 from headway_operator.slo.evidence import Load
 from headway_operator.slo.forecast import Forecast
 from headway_operator.slo.predictions import Factors
-from headway_operator.slo.sizing import NEARLY_IDLE, Sizing, idle_latencies, with_work
+from headway_operator.slo.sizing import NEARLY_IDLE, Sizing, idle_latencies, with_even_prompts
 from headway_operator.slo.target import Target
 from headway_operator.state import Attainment
 
@@ -60,7 +60,7 @@ def _by_model(target: Target, found: Sizing, per_second: float, ttft: Attainment
         return ""
     # For want of evidence the mean prompt is taken at its word: after each replica that gets ready there is
     # none for a while, and another one would be asked for in vain.
-    even = with_work(found.replica, prompt_square=found.replica.workload.prompt**2)
+    even = with_even_prompts(found.replica)
     is_sure = idle_latencies(target, even, Factors()).ttft > wanted.ttft_milliseconds
     is_idle = per_second <= NEARLY_IDLE * found.replica.most_per_second
     is_shown = ttft.verdict == "violated" and is_idle and found.replica.before < MOST_BEFORE

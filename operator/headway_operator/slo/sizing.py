@@ -68,7 +68,8 @@ LEAST_UTILIZATION, NEARLY_IDLE = 0.05, 0.2
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """What is known of a replica and of the load to come. pace: of steps.
+    """What is known of a replica and of the load to come. number: of replicas that share the load. is_routed:
+    whether a gateway gives each request to the least loaded. pace: of steps.
     least_per_second: what a replica is taken to do, whatever is predicted of latencies. ceiling: the most
     that one was seen to do. drift: how much more work requests usually bring than these minutes, over what
     these bring, 0 at least; None while that is not known. is_of_now: whether what requests bring is that of
@@ -83,6 +84,8 @@ class Sizing:
     ceiling: float = inf
     drift: float | None = None
     is_of_now: bool = True
+    number: int = 1
+    is_routed: bool = True
 
     @property
     def told_per_second(self) -> float:
@@ -105,15 +108,21 @@ class Sizing:
         a gateway gives each of them more that come at once."""
         if rate > number * self.bound:
             return False
-        replica = self.replica if self.replica.fleet == 1 else replace(self.replica, fleet=number)
+        replica = self.among(number)
         each, limits = rate / number / self.kappa, self.capacity.limits
         if each <= self.least_per_second and (
             each <= LEAST_UTILIZATION * replica.most_per_second
             or not replica.before
-            or _with_even_prompts(replica).keeps(each, limits, self.factors, target)
+            or with_even_prompts(replica).keeps(each, limits, self.factors, target)
         ):
             return True
         return replica.keeps(each, limits, self.factors, target, share)
+
+    def among(self, number: int) -> Replica:
+        """One of so many replicas that share the load."""
+        if self.is_routed:
+            return replace(self.replica, fleet=number)
+        return replace(self.replica, burst=self.replica.burst * self.number / number)
 
 
 def with_learning(
@@ -227,7 +236,17 @@ def sizing(
     ceiling = inf if known is None else known.of(work, capacity.limits.max_num_seqs)
     drift = usual.drift(memory.usual, replica)
     return Sizing(
-        replica, capacity, factors, memory.kappa, steps, least, ceiling, drift, is_of_now=latest is not None
+        replica,
+        capacity,
+        factors,
+        memory.kappa,
+        steps,
+        least,
+        ceiling,
+        drift,
+        latest is not None,
+        number,
+        is_routed,
     )
 
 
@@ -259,7 +278,7 @@ def _least_per_second(target: Target, replica: Replica, found: Capacity, factors
     doubtful = min(doubtful, best_capacity(replica, without, factors).per_second)
     if replica.before:
         # The doubt is about the tail of prompts, not about how many come with one.
-        even = best_capacity(_with_even_prompts(replica), target, factors)
+        even = best_capacity(with_even_prompts(replica), target, factors)
         doubtful = min(doubtful, even.per_second)
     return max(least, doubtful)
 
@@ -274,11 +293,11 @@ def idle_latencies(target: Target, replica: Replica, factors: Factors) -> Latenc
     lone = replace(replica, percent=float(target.percentile))
     limits = target.bound_limits(target.highest)
     found = lone.idle(limits)
-    even = _with_even_prompts(lone).idle(limits)
+    even = with_even_prompts(lone).idle(limits)
     return found._replace(ttft=max(even.ttft, min(1.0, factors.ttft) * found.ttft))
 
 
-def _with_even_prompts(replica: Replica) -> Replica:
+def with_even_prompts(replica: Replica) -> Replica:
     """The same replica, if all prompts were alike."""
     return with_work(replica, prompt_square=replica.workload.prompt**2)
 
@@ -319,8 +338,7 @@ def calibrated(
     if seconds < LEAST_CALIBRATION_SECONDS / 2.0:
         return memory
     rate = happened.totals(since).get("arrived", 0.0) / seconds / ready
-    served = found.replica if found.replica.fleet == 1 else replace(found.replica, fleet=ready)
-    plain = served.latencies(rate, limits, Factors())
+    plain = found.among(ready).latencies(rate, limits, Factors())
     is_near = 1.0 / NEAR <= rate / found.per_second <= NEAR
     # Windows of two passes share most of what they saw.
     passed = seconds if memory.factors_at is None else max(0.0, min(seconds, now - memory.factors_at))
