@@ -5,8 +5,8 @@
 The proof's loads are few, and constants were chosen on them. Here a number stands for a load (by chance, in
 bursts, a wave, a part of a recording), a rate, a model, a promise, a cold start and a seed; a case is the
 flags of `headway simulate`, printed with `--show`, so that any can be looked at alone. Each is met by
-Headway, with its defaults, and by fixed numbers of replicas whose batch limits Headway moves, upwards until
-one attains the objective: what an operator would buy who knew this load.
+Headway, with its defaults, and by fixed numbers of replicas whose batch limits Headway moves, from what it
+had on average down or up to the least that attains the objective: what somebody would buy who knew this load.
 
 It prints a line for each case and, at the end, how many attained and what all cost; with --out the same as
 JSON, with --against an earlier one beside it.
@@ -35,8 +35,8 @@ from headway_simulator.options import load_of, setting_of
 SECONDS = 1500
 GENERATED = ("poisson", "gamma", "gamma", "diurnal")
 MODELS = ("llama-3.1-8b-a100-tp2", "llama-2-70b-h100-tp8")
-# Fixed numbers that are tried, from half of what Headway had on average.
-MOST_FIXED = 12
+# More replicas than Headway had on average that are tried; fewer are as long as they attain.
+MOST_MORE = 6
 Files = Mapping[str, Path]
 
 
@@ -103,22 +103,31 @@ def _load(kind: str, scale: float, chance: random.Random, files: Files) -> list[
 def outcome(number: int, files: Files) -> Outcome:
     """Simulate a case, and fixed numbers beside it."""
     case = flags(number, files)
-    shipped = _measured(case)
-    percentile = float(case[case.index("--percentile") + 1])
-    first = max(1, round(shipped.mean_replicas / 2))
-    for replicas in range(first, first + MOST_FIXED):
-        found = _measured([*case, "--min-replicas", str(replicas), "--max-replicas", str(replicas)])
-        if 100.0 * found.joint_attainment >= percentile:
+    shipped, percentile = _measured(case), float(case[case.index("--percentile") + 1])
+
+    def fixed(replicas: int) -> Measures | None:
+        """What so many cost, where they attain the objective."""
+        bounds = ("--min-replicas", str(replicas), "--max-replicas", str(replicas))
+        found = _measured([*case, *bounds])
+        return found if 100.0 * found.joint_attainment >= percentile else None
+
+    replicas = max(1, round(shipped.mean_replicas))
+    best = fixed(replicas)
+    while best is not None and replicas > 1 and (fewer := fixed(replicas - 1)) is not None:
+        replicas, best = replicas - 1, fewer
+    for _ in range(MOST_MORE):
+        if best is not None:
             break
-    is_found = 100.0 * found.joint_attainment >= percentile
+        replicas += 1
+        best = fixed(replicas)
     return Outcome(
         number,
         percentile,
         shipped.joint_attainment,
         shipped.gpu_hours,
         shipped.reversals_per_hour,
-        replicas if is_found else None,
-        found.gpu_hours if is_found else None,
+        None if best is None else replicas,
+        None if best is None else best.gpu_hours,
     )
 
 

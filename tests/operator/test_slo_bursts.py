@@ -1,5 +1,6 @@
 """Requests that come in groups: what waits for what, and that more replicas share it."""
 
+import json
 import random
 from collections import deque
 from dataclasses import replace
@@ -7,12 +8,14 @@ from statistics import quantiles
 from typing import Any
 
 import pytest
+from tests.operator.law_fleet import CAPACITY, Fleet
 
 from headway_operator.samples import Limits, Targets
 from headway_operator.slo.capacity import Replica
 from headway_operator.slo.evidence import Load
 from headway_operator.slo.feasibility import infeasible
-from headway_operator.slo.forecast import Course, Forecast, watched
+from headway_operator.slo.forecast import Course, Forecast
+from headway_operator.slo.groups import Groups
 from headway_operator.slo.memory import Memory
 from headway_operator.slo.predictions import Factors, Workload
 from headway_operator.slo.rate_change import Span
@@ -101,7 +104,7 @@ def known(target: Target, idc: float, number: int, *, is_routed: bool = True) ->
     each = {"prompts": 1.0, "prompt_sum": 1000.0, "prompt_squares": 2e6, "decoded": 200.0}
     each |= {"answers": 1.0, "answer_sum": 200.0, "attended": 2e5}
     told = {name: 1000.0 * value for name, value in each.items()}
-    memory = Memory(fit=StepFit(model=MODEL), course=Course(idc=idc))
+    memory = Memory(fit=StepFit(model=MODEL), course=Course(groups=Groups(idc)))
     happened = Recent([Slice(40.0, 100.0, told)])
     found = sizing(target, memory, happened, number, 100.0, is_routed=is_routed)
     assert found is not None
@@ -150,38 +153,95 @@ def test_a_doubt_about_long_prompts_is_none_about_bursts(build: Any) -> None:
     assert not shared.takes(tight, 2, 2 * shared.least_per_second)
 
 
-def course_of(counts: list[float]) -> Course:
-    """Requests in each five seconds, one after another."""
-    course, history = Course(), deque[Span](maxlen=60)
+@pytest.mark.parametrize("milliseconds", [110.0, 140.0, 180.0, 260.0, 900.0])
+@pytest.mark.parametrize("number", [1, 4, 16])
+def test_the_least_of_groups_changes_next_to_nothing(build: Any, milliseconds: float, number: int) -> None:
+    """Also where nothing but a doubt says what a replica does."""
+    tight = build.target(targets=Targets(milliseconds, 60.0), initial=LIMITS)
+    calm, hardly = (known(tight, index, number).capacity.per_second for index in (1.0, 1.01))
+    assert hardly == pytest.approx(calm, rel=0.06)
+
+
+def seen(counts: list[float], seconds: float = 5.0) -> Groups:
+    """Of requests in each pass, one after another."""
+    found, history = Groups(), deque[Span](maxlen=60)
     for index, count in enumerate(counts):
-        end = NOW + 5.0 * (index + 1)
-        history.append(Span(end - 5.0, end, count))
-        course = watched(course, list(history), end, 60.0)
-    return course
+        end = NOW + seconds * (index + 1)
+        history.append(Span(end - seconds, end, count))
+        found = found.seeing(list(history))
+    return found
 
 
-def test_bursts_are_known_within_three_minutes() -> None:
+def by_chance(chance: random.Random, mean: float, number: int, size: int = 1) -> list[float]:
+    """Counts of groups of one size that come by chance, as many as a mean on average."""
+    share = mean / size / 1000.0
+    return [float(size * sum(chance.random() < share for _ in range(1000))) for _ in range(number)]
+
+
+@pytest.mark.parametrize(("size", "low", "high"), [(1, 1.0, 1.6), (8, 4.5, 12.0), (40, 20.0, 60.0)])
+@pytest.mark.parametrize("seconds", [1.0, 5.0, 15.0])
+def test_groups_show_in_the_counts_of_passes(size: int, low: float, high: float, seconds: float) -> None:
+    """Groups of one size that come by chance have just that index."""
+    assert low <= seen(by_chance(random.Random(8), 40.0, 600, size), seconds).index < high
+
+
+def test_groups_are_known_within_two_minutes() -> None:
     chance = random.Random(6)
-    found = []
-    for _ in range(50):
-        groups = [sum(chance.random() < 0.01 for _ in range(100)) for _ in range(36)]
-        found.append(course_of([20.0 * one for one in groups]).idc)
-    assert sorted(found)[10] > 3.5
+    found = [seen(by_chance(chance, 20.0, 24, 20)).index for _ in range(50)]
+    assert sorted(found)[10] > 4.0
 
 
-def test_a_step_is_no_burst() -> None:
+@pytest.mark.parametrize("factor", [4.0, 0.125])
+@pytest.mark.parametrize("before", [12, 90])
+def test_a_step_is_no_group(factor: float, before: int) -> None:
     chance = random.Random(7)
-    counts = [float(sum(chance.random() < 0.1 for _ in range(500))) for _ in range(90)]
-    assert course_of(counts).idc < 1.6
-    assert course_of([*counts, *(4.0 * one for one in counts[:6])]).idc < 3.0
+    counts = by_chance(chance, 50.0, before) + by_chance(chance, 50.0 * factor, 6)
+    assert seen(counts).index < (1.7 if before == 90 else 2.7)
 
 
-def test_how_well_bursts_are_known_survives_a_checkpoint() -> None:
-    course = course_of([50.0, 10.0] * 20)
-    assert course.idc_bins == 13 - 2
-    assert Course.from_dict(course.to_dict()) == course
-    earlier = {key: value for key, value in course.to_dict().items() if key != "idc_bins"}
-    assert Course.from_dict(earlier).idc_bins >= 20, "of a version that did not count them"
+def test_a_wave_of_half_a_minute_is_hardly_one() -> None:
+    chance = random.Random(9)
+    counts = [one for _ in range(20) for mean in (100.0, 33.0) for one in by_chance(chance, mean, 6)]
+    bins = [sum(counts[at : at + 3]) for at in range(0, len(counts), 3)]
+    assert seen(counts).index < 6.5 < 0.5 * seen(bins, 15.0).index
+
+
+def test_before_the_first_request_there_was_no_load() -> None:
+    assert seen([0.0] * 12 + [100.0] * 5).index == 1.0
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        pytest.param([Span(NOW, NOW + 5.0, 50.0)] * 2, id="two passes"),
+        pytest.param([Span(NOW + 5 * k, NOW + 5 * k + 5, 0.3 * k) for k in range(3)], id="few requests"),
+        pytest.param([Span(0.0, 5.0, 50.0), Span(5.0, 20.0, 9.0), Span(20.0, 25.0, 50.0)], id="uneven"),
+    ],
+)
+def test_what_tells_nothing_of_groups_is_left_out(spans: list[Span]) -> None:
+    assert Groups().seeing(spans).index == 1.0
+
+
+def test_a_pass_counts_once() -> None:
+    spans = [Span(0.0, 5.0, 10.0), Span(5.0, 10.0, 90.0), Span(10.0, 15.0, 10.0)]
+    once = Groups().seeing(spans)
+    assert once.index > 1.0
+    assert once.seeing(spans) == once
+
+
+def test_how_many_come_with_one_survives_a_checkpoint() -> None:
+    course = Course(groups=seen([50.0, 10.0] * 20))
+    assert Course.from_dict(json.loads(json.dumps(course.to_dict()))) == course
+    earlier = {key: value for key, value in course.to_dict().items() if key != "groups"}
+    assert Course.from_dict(earlier).groups == Groups(), "of a version that did not know"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("index", 0.5), ("index", 1e9), ("index", "nan"), ("number", -6), ("number", "inf")]
+)
+def test_damage_is_told(name: str, value: float) -> None:
+    with pytest.raises(ValueError):
+        Groups.from_dict({**Groups().to_dict(), name: float(value) if name == "index" else value})
 
 
 def test_a_promise_that_groups_alone_break_is_not_called_infeasible(build: Any) -> None:
@@ -195,3 +255,16 @@ def test_a_promise_that_groups_alone_break_is_not_called_infeasible(build: Any) 
     ]
     assert "more replicas would not help" in words[0]
     assert words[1] == ""
+
+
+@pytest.mark.parametrize(("index", "ready", "want"), [(1.0, 1, 4), (9.0, 1, 4), (9.0, 2, 4), (40.0, 2, 6)])
+def test_the_fewest_are_asked_for_that_could_share_it(
+    build: Any, index: float, ready: int, want: int
+) -> None:
+    """By what each does while there are one or two it would be three dozen; and the next pass finds as many
+    enough."""
+    for number in (ready, want):
+        fleet = Fleet(build, number, 3.0 * CAPACITY)
+        fleet.memory = fleet.memory._replace(course=Course(groups=Groups(index)))
+        decision, _ = fleet.decide()
+        assert want <= decision.replicas <= want + 1

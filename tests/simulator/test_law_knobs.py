@@ -247,7 +247,7 @@ def test_a_target_that_guesses_alone_keep_is_sized_by_what_they_bring(build: Any
     """A plain step takes 44 ms beside nothing else, four of five guesses come true; 40 ms are promised."""
     setting = build.slow(slo={"tpotMilliseconds": 40}, initial_replicas=2)
     engine = replace(setting.engine, speculation=Speculation(4, 0.8))
-    course = build.course(build.steps((150, 0.3), (250, 0.9), seed=3), replace(setting, engine=engine))
+    course = build.course(build.steps((150, 0.3), (250, 0.9)), replace(setting, engine=engine))
     course.run()
     learnt = [one for one in course.decisions if "best_max_num_seqs" in one.evidence]
     assert learnt

@@ -45,7 +45,7 @@ def test_down_begins_after_the_time_looked_back(build: Any) -> None:
     """A fleet of which all is well, to the second."""
     course = falling(build)
     course.run()
-    assert course.moves() == [(180, 4, 3), (280, 3, 2), (300, 2, 1)]
+    assert course.moves() == [(180, 4, 3), (280, 3, 2), (290, 2, 1)]
     assert {one.ttft.verdict for one in course.between(180, 300)} == {"met"}
 
 
@@ -85,7 +85,7 @@ def test_the_highest_recommendation_of_the_time_looked_back_holds(build: Any) ->
         assert len(higher) * 5.0 <= MOMENTS_SECONDS, "a crest lasts longer"
         assert removal.evidence["recommended_replicas"] <= removal.replicas, "and is no moment that is over"
     held = [one for one in course.between(LOOKED_BACK_SECONDS, 300) if one.cause == "Stabilizing"]
-    assert min(one.evidence["recommended_replicas"] for one in held) < held[0].replicas
+    assert min(one.evidence["recommended_replicas"] for one in held) <= held[0].replicas - 2
 
 
 @pytest.mark.parametrize("rate", [1.3, 1.7, 3.1])

@@ -381,8 +381,8 @@ def test_a_course_tells_each_ten_seconds_and_what_the_row_of_the_page_does() -> 
     )
     assert targets.endswith("P95")
     columns = heads.split()
-    times, came, missed = ([float(line.split()[k]) for line in lines] for k in (0, 1, columns.index("call")))
+    times, came, called = ([float(line.split()[k]) for line in lines] for k in (0, 1, columns.index("call")))
     assert [round(after - before) for before, after in pairwise(times)] == [10] * (len(times) - 1)
     assert times[0] == pytest.approx(-TINY.settling_seconds, abs=10)
     assert max(came) > 1.5 * min(came) > 0
-    assert all(one >= 1 for one in missed)
+    assert all(one >= 1 for one in called)

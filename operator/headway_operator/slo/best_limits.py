@@ -73,7 +73,7 @@ def _with_few_places(replica: Replica, found: Capacity, target: Target, factors:
     if is_more or not replica.keeps(wanted, limits, factors, target):
         return found
     per_second = max(found.per_second, QUEUE_USE * highest_rate(replica, target, limits, factors, wanted))
-    return Capacity(per_second, limits, max(per_second, found.bound), limits.max_num_seqs)
+    return Capacity(per_second, limits, max(per_second, found.bound), limits.max_num_seqs, QUEUE_USE)
 
 
 def _with_even_steps(

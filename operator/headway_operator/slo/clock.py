@@ -39,6 +39,7 @@ def with_clock(memory: Memory, now: float) -> Memory:
             memory.course,
             idc_at=min(memory.course.idc_at, now),
             persistence=memory.course.persistence.set_back(now),
+            groups=replace(memory.course.groups, at=min(memory.course.groups.at, now)),
         ),
         starts=tuple((min(at, now), seconds) for at, seconds in memory.starts),
         baselines={name: one._replace(at=min(one.at, now)) for name, one in memory.baselines.items()},

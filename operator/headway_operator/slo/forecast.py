@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from headway_operator.slo.groups import Groups
 from headway_operator.slo.persistence import BIN_SECONDS, Persistence
 from headway_operator.slo.rate_change import Span, Trend, rate_within, trend
 from headway_operator.slo.slices import Slice
@@ -23,30 +24,26 @@ LEVEL_SECONDS = 120.0
 MOST_TREND = 0.5
 # However long requests may wait, what began so long ago is looked at.
 LONGEST_BURST_SECONDS = 40.0
-# A bin's weight, and how many bins the first guess, that arrivals are as by chance, counts as.
-IDC_WEIGHT, FIRST_BINS = 0.05, 5
-MOST_BINS = int(1.0 / IDC_WEIGHT)
+IDC_WEIGHT = 0.05
 LEAST_IDC, MOST_IDC = 1.0, 100.0
-# A bin tells at most so many times of what was known: a step of the rate is no burst.
-MOST_SURPRISE = 12.0
 DAY_SECONDS = 86_400.0
 DAY_BIN_SECONDS = 600.0
 
 
-NEVER_SEEN = Persistence()
+NEVER_SEEN, BY_CHANCE = Persistence(), Groups()
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What is remembered of the load. idc_at: when a bin was last counted in. idc_bins: how many were, as far
-    as it matters. day: by ten minutes of the day, the day (whole days since the epoch) that it was seen on,
-    the mean rate, and of how many passes. persistence: what came of earlier forecasts."""
+    """What is remembered of the load. idc_at: when a bin was last counted in. day: by ten minutes of the day,
+    the day (whole days since the epoch) that it was seen on, the mean rate, and of how many passes.
+    persistence: what came of earlier forecasts. groups: how many requests come with one."""
 
     idc: float = 1.0
     idc_at: float = 0.0
-    idc_bins: int = 0
     day: Mapping[int, tuple[int, float, int]] | None = None
     persistence: Persistence = NEVER_SEEN
+    groups: Groups = BY_CHANCE
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -54,9 +51,9 @@ class Course:
         return {
             "idc": self.idc,
             "idc_at": self.idc_at,
-            "idc_bins": self.idc_bins,
             "day": day,
             "persistence": self.persistence.to_dict(),
+            "groups": self.groups.to_dict(),
         }
 
     @classmethod
@@ -70,9 +67,10 @@ class Course:
         # Nor do they say what came of forecasts.
         seen_before = data.get("persistence")
         persistence = NEVER_SEEN if seen_before is None else Persistence.from_dict(seen_before)
-        # Nor of how many bins the dispersion is.
-        bins = int(data.get("idc_bins", MOST_BINS))
-        return cls(data["idc"], data["idc_at"], bins, day or None, persistence)
+        # Nor how many requests come with one.
+        known = data.get("groups")
+        groups = BY_CHANCE if known is None else Groups.from_dict(known)
+        return cls(data["idc"], data["idc_at"], day or None, persistence, groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +129,7 @@ def watched(course: Course, spans: Sequence[Span], now: float, lead_seconds: flo
     course = _with_burst(course, spans, now)
     if not spans:
         return course
+    course = replace(course, groups=course.groups.seeing(spans))
     persistence = course.persistence.seeing(spans, now)
     if is_bin_over:
         _, ahead = _foretold(course, spans, now, lead_seconds)
@@ -163,9 +162,8 @@ def _with_burst(course: Course, spans: Sequence[Span], now: float) -> Course:
         return replace(course, idc_at=now)
     # A second difference, of six times the variance of one: that of a straight line is 0.
     seen = ((first - 2.0 * second + third) * BIN_SECONDS) ** 2 / 6.0 / mean
-    weight = max(IDC_WEIGHT, 1.0 / (FIRST_BINS + 1 + course.idc_bins))
-    idc = course.idc + weight * (min(MOST_IDC, MOST_SURPRISE * course.idc, seen) - course.idc)
-    return replace(course, idc=max(LEAST_IDC, idc), idc_at=now, idc_bins=min(MOST_BINS, course.idc_bins + 1))
+    idc = course.idc + IDC_WEIGHT * (min(MOST_IDC, seen) - course.idc)
+    return replace(course, idc=max(LEAST_IDC, idc), idc_at=now)
 
 
 def _since(spans: Sequence[Span], since: float) -> Sequence[Span]:

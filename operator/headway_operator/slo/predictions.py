@@ -58,3 +58,4 @@ class Capacity:
     limits: Limits
     bound: float
     full_num_seqs: int
+    use: float = 1.0

@@ -145,9 +145,9 @@ def _after_dead_band(situation: Situation, found: Sizing, rate: float, number: i
 def _shared(situation: Situation, found: Sizing, rate: float, number: int) -> int:
     """The fewest replicas, from one more than there are up to `number`, that could take this rate: of more,
     each is given fewer that come at once."""
-    wanted = range(situation.supply.desired + 1, number)
+    wanted, told = range(situation.supply.desired + 1, number), rate / found.capacity.use
     return wanted.start + bisect_left(
-        wanted, True, key=lambda more: found.takes(situation.target, more, rate)
+        wanted, True, key=lambda more: found.takes(situation.target, more, told)
     )
 
 

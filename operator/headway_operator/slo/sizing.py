@@ -17,7 +17,7 @@ from typing import Any
 from headway_operator.samples import Limits
 from headway_operator.slo import histogram, usual
 from headway_operator.slo.baselines import Baseline
-from headway_operator.slo.best_limits import best_capacity, with_places
+from headway_operator.slo.best_limits import best_capacity, highest_rate, with_places
 from headway_operator.slo.capacity import Replica
 from headway_operator.slo.forecast import Forecast, forecast, watched
 from headway_operator.slo.memory import Memory
@@ -64,13 +64,16 @@ CALM_SECONDS = 10.0
 # However far the quantiles are, a replica does so much of what its device could; and so much if only TTFT is
 # predicted to be missed then, whose percentile hangs on a tail of prompts that is not known.
 LEAST_UTILIZATION, NEARLY_IDLE = 0.05, 0.2
+# Fewer of its own group before a request are none.
+LEAST_BEFORE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
     """What is known of a replica and of the load to come. number: of replicas that share the load. is_routed:
     whether a gateway gives each request to the least loaded. pace: of steps.
-    least_per_second: what a replica is taken to do, whatever is predicted of latencies. ceiling: the most
+    least_per_second: what a replica is taken to do, whatever is predicted of latencies; but for groups it
+    would be doubtful_per_second, 0 where nothing is doubted. ceiling: the most
     that one was seen to do. drift: how much more work requests usually bring than these minutes, over what
     these bring, 0 at least; None while that is not known. is_of_now: whether what requests bring is that of
     the last minutes, and not of some time before."""
@@ -81,6 +84,7 @@ class Sizing:
     kappa: float
     pace: Pace = AS_TOLD
     least_per_second: float = 0.0
+    doubtful_per_second: float = 0.0
     ceiling: float = inf
     drift: float | None = None
     is_of_now: bool = True
@@ -108,15 +112,14 @@ class Sizing:
         a gateway gives each of them more that come at once."""
         if rate > number * self.bound:
             return False
-        replica = self.among(number)
-        each, limits = rate / number / self.kappa, self.capacity.limits
-        if each <= self.least_per_second and (
-            each <= LEAST_UTILIZATION * replica.most_per_second
-            or not replica.before
-            or with_even_prompts(replica).keeps(each, limits, self.factors, target)
-        ):
-            return True
-        return replica.keeps(each, limits, self.factors, target, share)
+        replica, each = self.among(number), rate / number / self.kappa
+        if each <= max(self.least_per_second, self.doubtful_per_second):
+            least = self.least_per_second
+            if replica.before != self.replica.before:
+                least = _least_with_groups(replica, target, self.factors, self.doubtful_per_second)
+            if each <= least:
+                return True
+        return replica.keeps(each, self.capacity.limits, self.factors, target, share)
 
     def among(self, number: int) -> Replica:
         """One of so many replicas that share the load."""
@@ -219,12 +222,13 @@ def sizing(
     percent = aimed_percent(target, happened, now)
     is_calm = memory.late_at is None or now - memory.late_at >= CALM_SECONDS
     applied = memory.limits if is_calm else None
-    burst = memory.course.idc - 1.0
+    burst = memory.course.groups.index - 1.0
     fleet, burst = (number, burst) if is_routed else (1, burst / number)
     replica = Replica(memory.fit.model.slower(steps.times), work, percent, fleet, applied, burst)
     factors = _with_guesses(target, replica, memory.factors, happened, now)
     capacity = best_capacity(replica, target, factors)
-    least = _least_per_second(target, replica, capacity, factors)
+    doubtful = _doubtful_per_second(target, replica, capacity, factors)
+    least = _least_with_groups(replica, target, factors, doubtful)
     per_second = max(capacity.per_second, least)
     limits = capacity.limits
     if per_second > capacity.per_second:
@@ -241,12 +245,13 @@ def sizing(
         factors,
         memory.kappa,
         steps,
-        least,
-        ceiling,
-        drift,
-        latest is not None,
-        number,
-        is_routed,
+        least_per_second=least,
+        doubtful_per_second=doubtful,
+        ceiling=ceiling,
+        drift=drift,
+        is_of_now=latest is not None,
+        number=number,
+        is_routed=is_routed,
     )
 
 
@@ -268,19 +273,25 @@ def _with_guesses(
     return factors if most >= min(GUESSED, factors.tpot) else replace(factors, tpot=max(LEAST_FACTOR, most))
 
 
-def _least_per_second(target: Target, replica: Replica, found: Capacity, factors: Factors) -> float:
-    """What a replica is taken to do, whatever is predicted of latencies."""
-    least, doubtful = LEAST_UTILIZATION * replica.most_per_second, NEARLY_IDLE * replica.most_per_second
-    targets = target.targets
+def _doubtful_per_second(target: Target, replica: Replica, found: Capacity, factors: Factors) -> float:
+    """What a replica is taken to do where more is predicted to break TTFT, for the tail of prompts is not
+    known; 0 where nothing is doubted. Without what groups make of it."""
+    doubtful, targets = NEARLY_IDLE * replica.most_per_second, target.targets
     if found.per_second >= doubtful or targets.ttft_milliseconds is None:
-        return least
+        return 0.0
     without = replace(target, targets=replace(targets, ttft_milliseconds=None))
-    doubtful = min(doubtful, best_capacity(replica, without, factors).per_second)
-    if replica.before:
-        # The doubt is about the tail of prompts, not about how many come with one.
-        even = best_capacity(with_even_prompts(replica), target, factors)
-        doubtful = min(doubtful, even.per_second)
-    return max(least, doubtful)
+    return min(doubtful, best_capacity(replica, without, factors).per_second)
+
+
+def _least_with_groups(replica: Replica, target: Target, factors: Factors, doubtful: float) -> float:
+    """What a replica is taken to do, whatever is predicted of latencies: of what is doubted because of the
+    tail of prompts, the share that groups leave of it if prompts are all alike, as these are not in doubt."""
+    least = LEAST_UTILIZATION * replica.most_per_second
+    if doubtful <= least or replica.before < LEAST_BEFORE:
+        return max(least, doubtful)
+    limits, even = target.bound_limits(target.highest), with_even_prompts(replica)
+    kept, calm = (highest_rate(one, target, limits, factors) for one in (even, replace(even, burst=0.0)))
+    return max(least, doubtful * min(1.0, (kept + least) / (calm + least)))
 
 
 def idle_latencies(target: Target, replica: Replica, factors: Factors) -> Latencies:
