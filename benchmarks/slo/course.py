@@ -3,7 +3,7 @@
     python -m benchmarks.slo.course --load azure --promise "1.5x P99" --azure FILE
 
 Each line is of STEP_SECONDS: what came (requests/s, from the arrivals themselves), the last decision's view
-of it (level, ahead, dispersion, how much of a rise is believed), a replica (predicted, trusted, kappa, the
+of it (level, ahead, dispersion, groups, how much of a rise is believed), a replica (predicted, trusted, kappa, the
 measured factors of TTFT and TPOT), replicas (called for, wanted, ready, pending), who is late, how many of
 those that came missed which target, and the cause. Times are from the beginning of what is judged; what lies
 before it warms up.
@@ -34,6 +34,7 @@ INPUTS = (
     ("level", "requests_per_second", "8.2f"),
     ("ahead", "expected_per_second", "8.2f"),
     ("idc", "index_of_dispersion", "5.1f"),
+    ("grp", "index_of_groups", "5.1f"),
     ("lasts", "rate_persistence", "6.2f"),
     ("told", "capacity_per_second", "7.2f"),
     ("trust", "trusted_per_second", "7.2f"),

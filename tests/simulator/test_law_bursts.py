@@ -31,5 +31,8 @@ def test_groups_of_requests_are_sized_for_before_they_break_the_promise(build: A
     run = course.run()
     later = [one for one in run.flights if one.arrived_at - BEGIN_SECONDS >= SETTLED_SECONDS]
     assert sum(one.meets(TTFT, TPOT) for one in later) >= 0.95 * len(later)
+    assert all(
+        2.0 < one.evidence["index_of_groups"] < 20.0 for one in course.between(SETTLED_SECONDS, 1200.0)
+    )
     replicas = [one.replicas for one in course.between(SETTLED_SECONDS, 1200.0)]
     assert sum(replicas) / len(replicas) < 4.5

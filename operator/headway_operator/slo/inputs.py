@@ -16,6 +16,7 @@ def inputs(situation: Situation, recommendation: Recommendation) -> dict[str, fl
         "expected_per_second": round(situation.forecast.ahead, 3),
         "rate_persistence": round(situation.forecast.persistence, 3),
         "index_of_dispersion": round(situation.forecast.idc, 2),
+        "index_of_groups": round(situation.memory.course.groups.index, 2),
         "lead_seconds": round(situation.lead_seconds, 1),
         "ready": counted.ready,
         "pending": counted.pending,
