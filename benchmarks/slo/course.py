@@ -3,10 +3,10 @@
     python -m benchmarks.slo.course --load azure --promise "1.5x P99" --azure FILE
 
 Each line is of STEP_SECONDS: what came (requests/s, from the arrivals themselves), the last decision's view
-of it (level, ahead, dispersion, groups, how much of a rise is believed), a replica (predicted, trusted, kappa, the
-measured factors of TTFT and TPOT), replicas (called for, wanted, ready, pending), who is late, how many of
-those that came missed which target, and the cause. Times are from the beginning of what is judged; what lies
-before it warms up.
+of it (level, ahead, dispersion, groups, how much of a rise is believed), a replica (predicted, trusted,
+kappa, the measured factors of TTFT and TPOT), replicas (called for, wanted, ready, pending), who is late, how
+many of those that came missed which target, and the cause. Times are from the beginning of what is judged;
+what lies before it warms up.
 """
 
 import argparse
