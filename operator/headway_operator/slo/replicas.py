@@ -13,6 +13,9 @@ it may wait that long, the TTFT target. A queue is looked at while more requests
 are and TTFT is broken, and is to be drained within DRAIN_SECONDS, or as long as requests may wait if that is
 longer.
 
+The more replicas share a rate, the less of a group comes to each (`capacity`); so where more than one more is
+called for by what one of those that there are can do, the fewest are that could take the rate together.
+
 Below what there is, a dead band holds: fewer are recommended only if they could take DEAD_BAND more, and the
 load as it is within MOST_USE of the targets, which are not known better than that. It is a share of the rate
 above all: under a target close to the latency of an idle replica, a tenth of that is a third of what a
